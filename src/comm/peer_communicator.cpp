@@ -155,6 +155,41 @@ struct OpenWait {
   }
 };
 
+/// A verdict that names those who died; others may just not have come that far.
+constexpr std::string_view kFailedWithout = "failed without ";
+/// What the first rank that can tell has set, of whether all could connect: "formed", "failed", "again" or kFailedWithout and ranks.
+template <typename WordKey>
+std::string await_verdict(const CommOptions& options, const WordKey& word_key, const std::string& verdict_key, Clock::time_point deadline) {
+  std::vector<std::string> words(static_cast<std::size_t>(options.size));
+  Waiting waiting({.who = fmt::format("rank {} of {} ({})", options.rank, options.size, name_of(options)),
+                   .what = "all ranks to say that they have connected",
+                   .limit = deadline - Clock::now(),
+                   .detail = [&words] {
+                     std::vector<std::size_t> silent;
+                     for (std::size_t r = 0; r < words.size(); ++r)
+                       if (words[r].empty()) silent.push_back(r);
+                     return fmt::format("nothing has come from the ranks {}", fmt::join(silent, ", "));
+                   }});
+  DeathCheck death;
+  std::optional<Clock::time_point> failed_at;  ///< a rank said that it could not connect
+  for (std::chrono::microseconds pause{200};; pause = std::min(2 * pause, std::chrono::microseconds(10'000))) {
+    if (const auto verdict = options.store->get(verdict_key)) return *verdict;
+    for (int r = 0; r < options.size; ++r)
+      if (std::string& word = words[static_cast<std::size_t>(r)]; word.empty()) word = options.store->get(word_key(r)).value_or("");
+    const auto now = Clock::now();
+    if (!failed_at && std::ranges::count(words, "no") > 0) failed_at = now;
+    if (std::ranges::all_of(words, [](const std::string& word) { return word == "yes"; }))
+      return options.store->set_once(verdict_key, "formed");
+    if (options.gone && death.has_lost_a_rank(options.gone))
+      return options.store->set_once(verdict_key, fmt::format("{}{}", kFailedWithout, fmt::join(options.gone(), " ")));
+    if ((failed_at && !options.gone) || now >= deadline) return options.store->set_once(verdict_key, "failed");
+    // Whoever could not connect for a rank that has died is given the time to be told of it.
+    if (failed_at && now >= *failed_at + kVerdict) return options.store->set_once(verdict_key, "again");
+    waiting.check();
+    std::this_thread::sleep_for(pause);
+  }
+}
+
 class PeerCommunicator final : public Communicator {
  public:
   PeerCommunicator(std::string_view backend, TransportFactory factory, CommOptions options)
@@ -290,22 +325,20 @@ class PeerCommunicator final : public Communicator {
     }
   }
 
-  /// A verdict that names those who died; others may just not have come that far.
-  static constexpr std::string_view kWithout = "failed without ";
   /// Every rank has this group or none: if one could not connect, or died before it said that it did, the others learn of it here and can
   /// go on with the group that they had. False if all are to try again.
   bool agree(int attempt, Clock::time_point deadline, const std::string& reason) {
     const auto word_key = [&](int r) { return key(fmt::format("connected{}/{}", attempt, r)); };
     options_.store->set(word_key(rank()), transport_ != nullptr ? "yes" : "no");
-    const std::string verdict = await_verdict(word_key, key(fmt::format("verdict{}", attempt)), deadline);
+    const std::string verdict = await_verdict(options_, word_key, key(fmt::format("verdict{}", attempt)), deadline);
     if (verdict == "formed" && transport_ != nullptr) return true;  // not formed by one that was here in place of this rank
     if (transport_ != nullptr) transport_->close();
     transport_.reset();
     if (verdict == "again") return false;
     is_closed_ = true;
     std::vector<int> silent, others;
-    if (verdict.starts_with(kWithout)) {
-      std::istringstream dead(verdict.substr(kWithout.size()));
+    if (verdict.starts_with(kFailedWithout)) {
+      std::istringstream dead(verdict.substr(kFailedWithout.size()));
       for (int r = 0; dead >> r;) silent.push_back(r);
       throw PeerLost(silent, fmt::format("[comm] {}: the ranks [{}] died while the {} ranks connected; at rank {}: {}", name_of(options_),
                                          fmt::join(silent, ", "), size(), rank(), reason));
@@ -317,39 +350,6 @@ class PeerCommunicator final : public Communicator {
     throw PeerLost(silent.empty() ? others : silent,
                    fmt::format("[comm] {}: the {} ranks could not all connect, [{}] say nothing; at rank {}: {}", name_of(options_), size(),
                                fmt::join(silent, ", "), rank(), reason));
-  }
-
-  /// What the first rank that can tell has set.
-  template <typename WordKey>
-  std::string await_verdict(const WordKey& word_key, const std::string& verdict_key, Clock::time_point deadline) {
-    std::vector<std::string> words(static_cast<std::size_t>(size()));
-    Waiting waiting({.who = fmt::format("rank {} of {} ({})", rank(), size(), name_of(options_)),
-                     .what = "all ranks to say that they have connected",
-                     .limit = deadline - Clock::now(),
-                     .detail = [&words] {
-                       std::vector<std::size_t> silent;
-                       for (std::size_t r = 0; r < words.size(); ++r)
-                         if (words[r].empty()) silent.push_back(r);
-                       return fmt::format("nothing has come from the ranks {}", fmt::join(silent, ", "));
-                     }});
-    DeathCheck death;
-    std::optional<Clock::time_point> failed_at;  ///< a rank said that it could not connect
-    for (std::chrono::microseconds pause{200};; pause = std::min(2 * pause, std::chrono::microseconds(10'000))) {
-      if (const auto verdict = options_.store->get(verdict_key)) return *verdict;
-      for (int r = 0; r < size(); ++r)
-        if (std::string& word = words[static_cast<std::size_t>(r)]; word.empty()) word = options_.store->get(word_key(r)).value_or("");
-      const auto now = Clock::now();
-      if (!failed_at && std::ranges::count(words, "no") > 0) failed_at = now;
-      if (std::ranges::all_of(words, [](const std::string& word) { return word == "yes"; }))
-        return options_.store->set_once(verdict_key, "formed");
-      if (options_.gone && death.has_lost_a_rank(options_.gone))
-        return options_.store->set_once(verdict_key, fmt::format("{}{}", kWithout, fmt::join(options_.gone(), " ")));
-      if ((failed_at && !options_.gone) || now >= deadline) return options_.store->set_once(verdict_key, "failed");
-      // Whoever could not connect for a rank that has died is given the time to be told of it.
-      if (failed_at && now >= *failed_at + kVerdict) return options_.store->set_once(verdict_key, "again");
-      waiting.check();
-      std::this_thread::sleep_for(pause);
-    }
   }
 
   [[noreturn]] void lose(int peer, const std::string& doing, Clock::time_point started, const TransportError& error) {
