@@ -12,6 +12,7 @@
 #include "base/spans.hpp"
 #include "base/units.hpp"
 #include "comm/admission.hpp"
+#include "comm/store.hpp"
 #include "trainer/agreement.hpp"
 
 namespace prl::trainer {
@@ -86,6 +87,36 @@ void TrainRun::resume() {
   progress_ = restore(root, step, *options_.resume, policy_, gradient_step);
   log::info("resumed from {}/step_{}", root.string(), step);
 }
+
+namespace {
+
+constexpr const char* kOver = "trainer/over";
+/// For a rank that is through the last vote to say so, when another's loss ended this rank's.
+constexpr std::chrono::milliseconds kOverPatience{500};
+
+void say_that_it_is_over(comm::Store* store) noexcept {
+  try {
+    if (store != nullptr) store->set(kOver, "1");
+  } catch (const std::exception&) {
+    // Who keeps the store has left already, as it may.
+  }
+}
+
+bool is_over_elsewhere(comm::Store* store) noexcept {
+  const auto deadline = std::chrono::steady_clock::now() + kOverPatience;
+  try {
+    while (store != nullptr) {
+      if (store->get(kOver)) return true;
+      if (std::chrono::steady_clock::now() >= deadline) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  } catch (const std::exception&) {
+    // Nobody says it.
+  }
+  return false;
+}
+
+}  // namespace
 
 TrainRunResult TrainRun::run() {
   try {
@@ -177,7 +208,15 @@ void TrainRun::finish() {
   result_.was_stopped = stop_.stop_requested() && !is_done();
   (void)policy_.weights();  // while those who send them are there
   if (checkpoints_) save_last();
-  alone([this] { monitor_.finish(); });
+  const comm::CommOptions& options = training_.gradient_step().ranks().options();
+  try {
+    alone([this] { monitor_.finish(); });
+    if (options.size > 1) say_that_it_is_over(options.store.get());
+  } catch (const comm::PeerLost& lost) {
+    // Whoever is through that vote knows that all had done their part, and has left: there is nothing to regroup for.
+    if (lost.gave_up() || !is_over_elsewhere(options.store.get())) throw;
+    log::warning("{}; all ranks had done their part of the run", lost.what());
+  }
   if (options_.is_bench && training_.gradient_step().ranks().rank() == 0) {
     std::cout << bench_.render() << std::flush;
     if (options_.bench_json) write_file_atomic(*options_.bench_json, bench_.to_json());
