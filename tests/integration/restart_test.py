@@ -11,7 +11,7 @@ import time
 import harness
 from harness import check, prl
 
-STEPS = 12
+STEPS = 24
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
@@ -74,7 +74,7 @@ def test_a_killed_orchestrator_goes_on_where_it_was():
             if transport == "zmq":
                 flags += ["--rollout-transport.port", "PORT"]
             with harness.running(*single_node(config, out, *flags), log=log) as run:
-                kill_at(run, log, out, "orchestrator", sorted(draw.sample(range(0, STEPS - 1), 3)), draw)
+                kill_at(run, log, out, "orchestrator", sorted(draw.sample(range(0, STEPS - 12), 3)), draw)
                 check(run.wait(540) == 0, log.read_text()[-4000:])
             check(weights(out) == weights(folder / "one"), f"{transport}: other weights")
             check(played(out) == played(folder / "one"), f"{transport}: other rollouts were trained on")
