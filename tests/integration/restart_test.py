@@ -11,6 +11,7 @@ import time
 import harness
 from harness import check, prl
 
+# Not covered: an orchestrator killed after it has sent the last batch over zmq waits for a trainer that has finished (docs/operators/resume.md).
 STEPS = 24
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
