@@ -209,11 +209,17 @@ class RunSlots {
       return;
     }
     warned_.erase(found.name);
-    set_.set_weight(found.name, control.weight.value_or(active.own_weight));
-    set_.set_paused(found.name, control.state == RunState::kPause);
-    if (control.state != active.state) log::info("{}: {}", found.name, to_string(control.state));
-    active.state = control.state;
+    obey(found.name, control);
     if (control.state == RunState::kStop) note_end(found.name, set_.end(found.name));
+  }
+
+  /// What a person asks of a run in a slot, short of ending it.
+  void obey(const std::string& name, const RunControlFile& control) {
+    Active& active = active_.at(name);
+    set_.set_weight(name, control.weight.value_or(active.own_weight));
+    set_.set_paused(name, control.state == RunState::kPause);
+    if (control.state != active.state) log::info("{}: {}", name, to_string(control.state));
+    active.state = control.state;
   }
 
   /// Whether the orchestrator has only written down the configuration with which the run was admitted before it was started.
@@ -231,8 +237,8 @@ class RunSlots {
 
   void try_admit(const RunFolder& run) {
     try {
-      const RunState state = read_control(run.folder).state;
-      if (state == RunState::kDrain || state == RunState::kStop) return;
+      const RunControlFile control = read_control(run.folder);
+      if (control.state == RunState::kDrain || control.state == RunState::kStop) return;
       const config::OrchestratorConfig orchestrator = read_run_config(run);
       const config::TrainerConfig own = trainer_config_of(config_, run, orchestrator);
       check_adapter_name(run, *orchestrator.student.model.lora->name);
@@ -244,7 +250,7 @@ class RunSlots {
           log::info("{} waits: all {} slots (max_concurrent_runs) are taken", run.name, config_.max_concurrent_runs);
         return;
       }
-      admit(run, orchestrator, own);
+      admit(run, orchestrator, own, control);
     } catch (const comm::PeerLost&) {
       throw;
     } catch (const Error& error) {
@@ -269,11 +275,12 @@ class RunSlots {
              std::get<config::ZmqRollouts>(transport).port, name, run.name);
   }
 
-  void admit(const RunFolder& run, const config::OrchestratorConfig& orchestrator, const config::TrainerConfig& own) {
+  void admit(const RunFolder& run, const config::OrchestratorConfig& orchestrator, const config::TrainerConfig& own,
+             const RunControlFile& control) {
     log::add_role_file(run.name, log_file(run.folder, "trainer.log"));
     drop_later(run, own);
     trainer::SharedRun shared = parts_.make(run.name, own);
-    shared.weight = read_control(run.folder).weight.value_or(orchestrator.run ? orchestrator.run->weight : 1.0);
+    shared.weight = control.weight.value_or(orchestrator.run ? orchestrator.run->weight : 1.0);
     shared.channel = make_weight_channel(own.weight_broadcast, own.output_dir,
                                          shared.options.checkpoint ? shared.options.checkpoint->interval : std::nullopt,
                                          WeightEnd::kTrainer, own.max_async_level);
@@ -288,6 +295,7 @@ class RunSlots {
                          .rollout_transport = own.rollout_transport,
                          .own_weight = orchestrator.run ? orchestrator.run->weight : 1.0};
     told_to_wait_.erase(run.name);
+    obey(run.name, control);  // one that is admitted while it is paused takes no step before the next scan
     const std::int64_t step = set_.view_of(run.name).step;
     active_.at(run.name).written = {.first_step = step, .last_step = step, .since = fs::file_time_type::clock::now(), .until = {}};
     log::success("{} is in slot {}, adapter '{}' of rank {}{}", run.name, slot, *orchestrator.student.model.lora->name,

@@ -147,6 +147,7 @@ def test_three_runs_on_two_slots():
             harness.wait_until(lambda: report(out).get("run_gamma", {}).get("slot") == slot, 60, "the third to get the slot")
             orchestrator_config(bad, "bad", port, zmq=socket + 1)
             harness.wait_until(lambda: "rollout_transport.port" in reasons(out, "bad"), 60, "the port to be refused")
+            check(has_state(out, "gamma", "paused") and step_of(out, "gamma") == 0, f"a paused run that got a slot was stepped: {report(out)}")
             for name in ("beta", "gamma"):
                 prl("runs", "resume", name, "--output-dir", out)
             ends_well(beta, "beta")
