@@ -17,6 +17,8 @@ class StandingPolicy final : public orchestrator::PolicySource {
     co_return std::nullopt;
   }
   asio::awaitable<void> apply(PolicyVersion, net::TimePoint) override { co_return; }
+  // No trainer takes its batches: none of them has been trained on.
+  std::optional<PolicyVersion> newest() const override { return std::nullopt; }
   std::string describe() const override { return "the engines' own weights"; }
 
  private:

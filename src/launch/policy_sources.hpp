@@ -30,6 +30,7 @@ class LocalPolicySource final : public orchestrator::PolicySource {
   LocalPolicySource(std::shared_ptr<weights::VersionFeed> feed, engine::Engine& engine);
   orchestrator::asio::awaitable<std::optional<PolicyVersion>> wait_newer(PolicyVersion than, net::TimePoint deadline) override;
   orchestrator::asio::awaitable<void> apply(PolicyVersion version, net::TimePoint deadline) override;
+  std::optional<PolicyVersion> newest() const override { return feed_->newest(); }
   std::string describe() const override { return "in-process trainer"; }
   void keep_versions(std::size_t count) override { feed_->keep(count); }
   /// Any thread.
@@ -60,6 +61,7 @@ class HttpPolicySource final : public orchestrator::PolicySource {
                    std::shared_ptr<router::WeightUpdater> updater, Options options);
   orchestrator::asio::awaitable<std::optional<PolicyVersion>> wait_newer(PolicyVersion than, net::TimePoint deadline) override;
   orchestrator::asio::awaitable<void> apply(PolicyVersion version, net::TimePoint deadline) override;
+  std::optional<PolicyVersion> newest() const override { return feed_ ? feed_->newest() : std::nullopt; }
   std::string describe() const override;
   std::string describe_engines() const override;
   void keep_versions(std::size_t count) override;

@@ -17,10 +17,16 @@ constexpr std::chrono::milliseconds kPushSlice{250};  // how soon a full queue n
 }  // namespace
 
 BatchShipper::BatchShipper(std::shared_ptr<rollouts::SampleSender> sender, Options options, RunControl& control)
-    : sender_(std::move(sender)), options_(options), control_(control) {
+    : sender_(std::move(sender)), options_(std::move(options)), control_(control) {
   if (options_.pack.num_ranks != sender_->num_ranks())
     fail(ErrorCode::kInvalidArgument, "batches are packed for {} ranks, but the sample queue has {}", options_.pack.num_ranks,
          sender_->num_ranks());
+}
+
+bool BatchShipper::is_trained_on(std::int64_t step) const {
+  if (!options_.newest_policy) return false;
+  const std::optional<PolicyVersion> newest = options_.newest_policy();
+  return newest && newest->value >= step;
 }
 
 asio::awaitable<BatchShipper::Shipment> BatchShipper::ship(std::int64_t step, std::vector<wire::TrainingSample> samples) {
@@ -55,6 +61,7 @@ asio::awaitable<bool> BatchShipper::push(BatchPtr batch) {
     if (co_await std::move(pushing)) co_return true;
     if (control_.is_stopped()) co_return false;
     control_.check_failure();
+    if (is_trained_on(batch->step)) co_return true;
     if (options_.orders.is_paused()) waiting.restart();
     waiting.check();
     if (waiting.is_expired()) waiting.fail_expired("is the trainer running?");

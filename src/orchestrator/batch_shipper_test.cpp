@@ -83,6 +83,21 @@ TEST(BatchShipper, AFullQueueEndsByItsDeadlineOrByAStop) {
   EXPECT_EQ(io.run_blocking(ship_steps(&stopped, 2), 60s), (std::vector<bool>{true, false}));
 }
 
+TEST(BatchShipper, ABatchThatWasTrainedOnIsNotWaitedFor) {
+  rollouts::LocalSampleQueue queue(1, 1);
+  RunControl control;
+  BatchShipper::Options known = options();
+  std::int64_t num_asked = 0;
+  known.newest_policy = [&] { return PolicyVersion{++num_asked < 2 ? 1 : 2}; };
+  BatchShipper shipper(queue.make_sender(), known, control);
+  net::IoRuntime io(1);
+  EXPECT_EQ(io.run_blocking(ship_steps(&shipper, 2), 60s), (std::vector<bool>{true, true}));
+  EXPECT_EQ(num_asked, 2) << "while there is room nobody asks; then until the policy is that of batch 2";
+  const auto receiver = queue.make_receiver(0);
+  EXPECT_EQ(receiver->pop(1s)->step, 1);
+  EXPECT_FALSE(receiver->pop(1ms));
+}
+
 TEST(BatchShipper, TheQueueHasTheRanksOfThePacking) {
   rollouts::LocalSampleQueue queue(2, 1);
   RunControl control;

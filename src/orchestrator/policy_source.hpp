@@ -17,6 +17,8 @@ class PolicySource {
   virtual ~PolicySource() = default;
   /// Waits for a complete published version above `than` and answers the newest; nullopt when `deadline` passed.
   virtual asio::awaitable<std::optional<PolicyVersion>> wait_newer(PolicyVersion than, net::TimePoint deadline) = 0;
+  /// The newest complete version so far, if any; does not wait, and may be asked while somebody else waits.
+  virtual std::optional<PolicyVersion> newest() const = 0;
   /// From now on wait_newer answers the oldest of up to `count` versions above `than`, not the newest: engines are to run each in its turn.
   virtual void keep_versions(std::size_t count) { static_cast<void>(count); }
   /// Loads `version` into every engine and returns when all of them have proven (checksum and probe) that they run it.

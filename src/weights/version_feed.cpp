@@ -20,6 +20,12 @@ asio::awaitable<std::optional<PublishedWeights>> VersionFeed::wait_newer(PolicyV
   }
 }
 
+std::optional<PolicyVersion> VersionFeed::newest() const {
+  std::lock_guard lock(mutex_);
+  if (kept_.empty()) return std::nullopt;
+  return kept_.back().manifest.version;
+}
+
 void VersionFeed::push(PublishedWeights newest) {
   {
     std::lock_guard lock(mutex_);

@@ -40,6 +40,8 @@ class VersionFeed {
 
   /// The newest version above `after`; nullopt when `deadline` passed first. Throws what push_error() was given. One waiter at a time.
   asio::awaitable<std::optional<PublishedWeights>> wait_newer(PolicyVersion after, net::TimePoint deadline);
+  /// The newest version so far, whether or not somebody waits for it or has had it. Any thread.
+  std::optional<PolicyVersion> newest() const;
   /// From now on up to `count` versions that nobody has asked beyond stay, and wait_newer answers the oldest of them above `after`; a
   /// version that comes on top of them pushes the oldest out. Any thread.
   void keep(std::size_t count);
@@ -55,7 +57,7 @@ class VersionFeed {
   std::optional<PublishedWeights> take(PolicyVersion after);
 
   std::string source_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::deque<PublishedWeights> kept_;  ///< ascending
   std::size_t max_kept_ = 1;
   std::exception_ptr error_;

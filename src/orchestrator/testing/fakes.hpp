@@ -63,6 +63,7 @@ class FakePolicySource final : public PolicySource {
   asio::awaitable<std::optional<PolicyVersion>> wait_newer(PolicyVersion than, net::TimePoint deadline) override;
   asio::awaitable<void> apply(PolicyVersion version, net::TimePoint deadline) override;
   void keep_versions(std::size_t count) override { num_kept_ = count; }
+  std::optional<PolicyVersion> newest() const override { return PolicyVersion{weights_->published}; }
   std::string describe() const override { return "fake trainer"; }
 
  private:
