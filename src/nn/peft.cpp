@@ -286,7 +286,7 @@ AdapterPtr pack_adapter(ops::OpContext& ctx, const ModelConfig& config, const St
     const std::vector<float>& from = stored.blocks[index];
     const Tensor values = Tensor::empty(ctx.runtime, block.shape, DType::kF32);
     ctx.runtime->copy_from_host(values.data(), from.data(), from.size() * sizeof(float));
-    return ops::pack_linear(ctx, values, {}, stored.compute, with_backward);
+    return ops::pack_linear(ctx, values, {}, stored.compute, with_backward, ops::WeightUse::kAdapter);
   };
   return make_adapter(stored.config, config, stored.table, stored.compute, pack);
 }

@@ -15,6 +15,8 @@ std::shared_ptr<Weights> start_weights(ops::OpContext& ctx, const ModelConfig& c
 
 inline ConstTensorView view_of_bias(const Tensor& bias) { return bias.defined() ? ConstTensorView(bias.view()) : ConstTensorView{}; }
 
+inline ops::WeightUse use_of(const BlockSpec& block) { return is_lora(block.kind) ? ops::WeightUse::kAdapter : ops::WeightUse::kMatrix; }
+
 /// Fills all blocks whose elements lie in `within`, biases before the matrices that take them. `make` gives a block's vector, its plain
 /// matrix, and its packed matrix with a bias (perhaps undefined).
 template <typename Maker>
@@ -53,7 +55,7 @@ class Slicer {
   /// Where everything else is packed anew, a part of the array would keep all of it alive.
   Tensor table(const BlockSpec& block) const { return ops::shares_weights(ctx_) ? part(rounded_, block) : part(rounded_, block).clone(); }
   ops::LinearWeightPtr matrix(const BlockSpec& block, ConstTensorView bias) const {
-    return ops::share_linear(ctx_, part(rounded_, block), bias, with_backward_);
+    return ops::share_linear(ctx_, part(rounded_, block), bias, with_backward_, use_of(block));
   }
 
  private:

@@ -43,7 +43,7 @@ class Packer {
     return out;
   }
   ops::LinearWeightPtr matrix(const BlockSpec& block, ConstTensorView bias) const {
-    return ops::pack_linear(ctx_, value(block), bias, compute_, with_backward_);
+    return ops::pack_linear(ctx_, value(block), bias, compute_, with_backward_, use_of(block));
   }
 
  private:

@@ -5,21 +5,22 @@
 
 namespace prl::ops {
 
-LinearWeightPtr pack_linear(OpContext& ctx, ConstTensorView w_NK, ConstTensorView bias_N, DType compute, bool with_backward) {
+LinearWeightPtr pack_linear(OpContext& ctx, ConstTensorView w_NK, ConstTensorView bias_N, DType compute, bool with_backward,
+                            WeightUse use) {
   ShapeCheck c("pack_linear", ctx);
   c.check("w", w_NK, "N K").floating("w", w_NK).contiguous("w", w_NK);
   if (bias_N.data != nullptr) c.check("bias", bias_N, "N", DType::kF32);
   c.require(compute == DType::kF32 || compute == DType::kBF16, "compute dtype must be F32 or BF16");
   c.require(w_NK.shape.num_elements() > 0, "w is empty");
-  return table_entry(ctx, ctx.table->pack_linear, "pack_linear")(ctx, w_NK, bias_N, compute, with_backward);
+  return table_entry(ctx, ctx.table->pack_linear, "pack_linear")(ctx, w_NK, bias_N, compute, with_backward, use);
 }
 
-LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView bias_N, bool with_backward) {
+LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView bias_N, bool with_backward, WeightUse use) {
   ShapeCheck c("share_linear", ctx);
   c.check("w", w_NK, "N K").floating("w", w_NK);
   if (bias_N.data != nullptr) c.check("bias", bias_N, "N", DType::kF32);
   c.require(w_NK.num_elements() > 0, "w is empty");
-  return table_entry(ctx, ctx.table->share_linear, "share_linear")(ctx, w_NK, bias_N, with_backward);
+  return table_entry(ctx, ctx.table->share_linear, "share_linear")(ctx, w_NK, bias_N, with_backward, use);
 }
 
 bool shares_weights(const OpContext& ctx) { return ctx.table->weights_are_row_major; }

@@ -33,13 +33,21 @@ class LinearWeight {
 };
 using LinearWeightPtr = std::shared_ptr<const LinearWeight>;
 
+/// What a weight is multiplied in: devices may lay it out for that.
+enum class WeightUse : std::uint8_t {
+  kMatrix,
+  kAdapter,  ///< A or B of an adapter, of which one side is its rank: for add_lora and lora_backward
+};
+
 /// Packs w_NK [N, K] (kF32 or kBF16, contiguous), rounded to `compute`, and bias_N [N] fp32 (data == nullptr for none).
 /// `with_backward` also keeps what linear_backward_input needs.
-LinearWeightPtr pack_linear(OpContext& ctx, ConstTensorView w_NK, ConstTensorView bias_N, DType compute, bool with_backward);
+LinearWeightPtr pack_linear(OpContext& ctx, ConstTensorView w_NK, ConstTensorView bias_N, DType compute, bool with_backward,
+                            WeightUse use = WeightUse::kMatrix);
 
 /// The same for a tensor that is in the compute dtype already; the result may share its memory instead of copying it, so that it must not
 /// be written from then on.
-LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView bias_N, bool with_backward);
+LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView bias_N, bool with_backward,
+                             WeightUse use = WeightUse::kMatrix);
 
 /// True where `share_linear` shares memory, so that all weights of a model can be parts of one array.
 bool shares_weights(const OpContext& ctx);

@@ -26,12 +26,12 @@ struct Adapter {
       part.first_rank = R;
       R += part.rank;
       Tensor values = s.random({part.num_outputs, part.rank}, dtype, seed * 100 + static_cast<std::uint64_t>(R), 0.5f);
-      part.b = pack_linear(s.ctx, values, {}, dtype, true);
+      part.b = pack_linear(s.ctx, values, {}, dtype, true, WeightUse::kAdapter);
       b.push_back(testing::values(values));
     }
     Tensor values = s.random({R, K}, dtype, seed, 0.2f);
     a = testing::values(values);
-    weight = {pack_linear(s.ctx, values, {}, dtype, true), std::move(parts)};
+    weight = {pack_linear(s.ctx, values, {}, dtype, true, WeightUse::kAdapter), std::move(parts)};
   }
 };
 

@@ -130,6 +130,8 @@ struct Kernels {
   std::string_view name;
   const GemmKernels* gemm_f32 = nullptr;
   const GemmKernels* gemm_bf16 = nullptr;
+  /// For matrices of which one side is short (adapters): panels that waste less of it. nullptr: gemm_bf16 does them too.
+  const GemmKernels* gemm_bf16_narrow = nullptr;
 
   std::size_t (*attention_scratch_bytes)(std::int64_t num_rows, int head_dim) = nullptr;
   void (*attention)(const AttentionTask&) = nullptr;
@@ -179,6 +181,7 @@ const Kernels& kernels_portable();
 const Kernels& kernels_avx2();
 const Kernels& kernels_avx512();
 const GemmKernels& gemm_bf16_avx512bf16();
+const GemmKernels& gemm_bf16_narrow_avx512bf16();
 const GemmKernels& gemm_bf16_amx();
 /// Kernels::attention_backward with tile products for bf16; fp32 as AVX-512 does it.
 std::size_t attention_backward_scratch_bytes_amx(std::int64_t length, int group, int head_dim);

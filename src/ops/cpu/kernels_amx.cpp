@@ -161,10 +161,10 @@ constexpr GemmKernels kGemm = {
     .scratch_bytes = 4 * 256 * sizeof(float),
     .dtype = DType::kBF16,
     .sliver_bytes = sliver_bytes,
-    .panel_bytes = panel_bytes,
+    .panel_bytes = panel_bytes<>,
     .pack_sliver = pack_sliver,
-    .pack_panel = pack_panel,
-    .unpack_column = unpack_column,
+    .pack_panel = pack_panel<>,
+    .unpack_column = unpack_column<>,
     .block = block,
 };
 

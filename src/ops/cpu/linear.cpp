@@ -14,8 +14,10 @@ constexpr std::int64_t kGradientTokens = 1024;
 /// Half of a small second-level cache.
 constexpr std::size_t kReadAheadBytes = std::size_t{512} << 10;
 
-const GemmKernels& gemm_for(const OpContext& ctx, DType dtype) {
-  return dtype == DType::kBF16 ? *kernels(ctx).gemm_bf16 : *kernels(ctx).gemm_f32;
+const GemmKernels& gemm_for(const OpContext& ctx, DType dtype, WeightUse use = WeightUse::kMatrix) {
+  const Kernels& k = kernels(ctx);
+  if (dtype != DType::kBF16) return *k.gemm_f32;
+  return use == WeightUse::kAdapter && k.gemm_bf16_narrow != nullptr ? *k.gemm_bf16_narrow : *k.gemm_bf16;
 }
 
 /// Rounds finished tiles into a strided output, with bias or onto what is there.
@@ -54,8 +56,8 @@ GemmLeft rows_of(const ConstTensorView& x) {
 
 }  // namespace
 
-PackedWeight::PackedWeight(OpContext& ctx, ConstTensorView w, ConstTensorView bias, DType compute, bool with_backward)
-    : gemm(&gemm_for(ctx, compute)) {
+PackedWeight::PackedWeight(OpContext& ctx, ConstTensorView w, ConstTensorView bias, DType compute, bool with_backward, WeightUse use)
+    : gemm(&gemm_for(ctx, compute, use)) {
   num_outputs_ = w.shape.num_rows();
   num_inputs_ = w.shape.num_cols();
   dtype_ = compute;
@@ -95,7 +97,8 @@ void PackedWeight::unpack_row(std::int64_t n, float* out_K) const {
 
 const PackedWeight& packed(const OpContext& ctx, const LinearWeight& w) {
   const auto* p = dynamic_cast<const PackedWeight*>(&w);
-  PRL_CHECK(p != nullptr && p->gemm == &gemm_for(ctx, w.dtype()), "a weight packed for another device or CPU kind");
+  PRL_CHECK(p != nullptr && (p->gemm == &gemm_for(ctx, w.dtype()) || p->gemm == &gemm_for(ctx, w.dtype(), WeightUse::kAdapter)),
+            "a weight packed for another device or CPU kind");
   return *p;
 }
 
@@ -124,12 +127,13 @@ void read_ahead(OpContext& ctx, const LinearWeight& next) {
 
 }  // namespace
 
-LinearWeightPtr pack_linear(OpContext& ctx, ConstTensorView w_NK, ConstTensorView bias_N, DType compute, bool with_backward) {
-  return std::make_shared<PackedWeight>(ctx, w_NK, bias_N, compute, with_backward);
+LinearWeightPtr pack_linear(OpContext& ctx, ConstTensorView w_NK, ConstTensorView bias_N, DType compute, bool with_backward,
+                            WeightUse use) {
+  return std::make_shared<PackedWeight>(ctx, w_NK, bias_N, compute, with_backward, use);
 }
 
-LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView bias_N, bool with_backward) {
-  return cpu::pack_linear(ctx, w_NK, bias_N, w_NK.dtype(), with_backward);
+LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView bias_N, bool with_backward, WeightUse use) {
+  return cpu::pack_linear(ctx, w_NK, bias_N, w_NK.dtype(), with_backward, use);
 }
 
 void linear(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearWeight& weight, const LinearWeight* next) {

@@ -8,7 +8,8 @@ namespace prl::ops::cpu {
 /// A weight in panels for one CPU kind: W^T for y = x W^T, and W for dx = dy W if it is to be trained.
 class PackedWeight final : public LinearWeight {
  public:
-  PackedWeight(OpContext& ctx, ConstTensorView w_NK, ConstTensorView bias_N, DType compute, bool with_backward);
+  PackedWeight(OpContext& ctx, ConstTensorView w_NK, ConstTensorView bias_N, DType compute, bool with_backward,
+               WeightUse use = WeightUse::kMatrix);
   std::size_t num_bytes() const noexcept override;
   void unpack_row(std::int64_t n, float* out_K) const override;
   void refill(OpContext& ctx, const Tensor& w_NK, ConstTensorView bias_N) override;

@@ -59,18 +59,28 @@ std::size_t product_bytes(const OpContext& ctx, const GemmKernels& k, std::int64
 
 TensorView dense_rows(char* data, std::int64_t rows, std::int64_t cols, DType dtype) { return {data, Shape{rows, cols}, dtype, {}, cols}; }
 
-/// The work on one group, and the memory it takes: gathered rows of x, A x, and that of the products.
+/// The work on one group, and the memory it takes.
 class GroupWork {
  public:
+  /// Without threads, a group of rows that are one sliver does without all that cuts products up: a decoding step has many such groups.
   GroupWork(const OpContext& ctx, const LoraRows& group, const ConstTensorView& x)
-      : group_(group), kernels_(packed(ctx, *group.weight->a).gemm), num_rows_(group.count(x.shape.num_rows())) {
+      : group_(group),
+        a_(packed(ctx, *group.weight->a)),
+        num_rows_(group.count(x.shape.num_rows())),
+        is_one_sliver_(ctx.pool == nullptr && num_rows_ <= a_.gemm->row_tile) {
     const LoraWeight& w = *group.weight;
-    const std::int64_t rows = num_rows_;
-    x_bytes_ = group.lie_together() ? 0 : aligned_bytes(static_cast<std::size_t>(rows * w.a->num_inputs()) * size_of(x.dtype));
-    h_bytes_ = aligned_bytes(static_cast<std::size_t>(rows * w.num_ranks()) * size_of(w.dtype()));
-    product_bytes_ = product_bytes(ctx, *kernels_, rows, w.a->num_inputs(), w.num_ranks());
+    const std::int64_t K = w.a->num_inputs(), R = w.num_ranks();
+    x_bytes_ = group.lie_together() ? 0 : aligned_bytes(static_cast<std::size_t>(num_rows_ * K) * size_of(x.dtype));
+    h_bytes_ = aligned_bytes(static_cast<std::size_t>(num_rows_ * R) * size_of(w.dtype()));
+    if (is_one_sliver_) {
+      sliver_bytes_ = aligned_bytes(a_.gemm->sliver_bytes(std::max(K, R)));
+      values_bytes_ = aligned_bytes(static_cast<std::size_t>(num_rows_ * std::max(R, kSliverCols)) * sizeof(float));
+      product_bytes_ = sliver_bytes_ + values_bytes_ + a_.gemm->scratch_bytes;
+      return;
+    }
+    product_bytes_ = product_bytes(ctx, *a_.gemm, num_rows_, K, R);
     for (const LoraPart& part : w.parts)
-      product_bytes_ = std::max(product_bytes_, product_bytes(ctx, *kernels_, rows, part.rank, part.num_outputs));
+      product_bytes_ = std::max(product_bytes_, product_bytes(ctx, *a_.gemm, num_rows_, part.rank, part.num_outputs));
   }
   std::size_t num_bytes() const { return x_bytes_ + h_bytes_ + aligned_bytes(product_bytes_); }
 
@@ -78,16 +88,54 @@ class GroupWork {
     const LoraWeight& w = *group_.weight;
     const TensorView h = dense_rows(memory + x_bytes_, num_rows_, w.num_ranks(), w.dtype());
     char* scratch = memory + x_bytes_ + h_bytes_;
-    product(ctx, *kernels_, left_of(rows_of(x_TK, memory)), forward_operand(packed(ctx, *w.a), 0, w.num_ranks()),
+    if (is_one_sliver_) return run_sliver(ctx, y_TN, rows_of(x_TK, memory), h, scratch);
+    product(ctx, *a_.gemm, left_of(rows_of(x_TK, memory)), forward_operand(a_, 0, w.num_ranks()),
             {&kernels(ctx), h, nullptr, {}, 1.0f, false}, scratch);
     for (const LoraPart& part : w.parts) {
       const StoreScaled store{&kernels(ctx), y_TN.columns(part.first_output, part.num_outputs), group_.rows.data(), {}, part.scale, true};
-      product(ctx, *kernels_, left_of(h.columns(part.first_rank, part.rank)), forward_operand(packed(ctx, *part.b), 0, part.num_outputs),
+      product(ctx, *a_.gemm, left_of(h.columns(part.first_rank, part.rank)), forward_operand(packed(ctx, *part.b), 0, part.num_outputs),
               store, scratch);
     }
   }
 
  private:
+  /// Columns of B (A x) at a time; a multiple of every width of panels.
+  static constexpr std::int64_t kSliverCols = 256;
+
+  void run_sliver(const OpContext& ctx, TensorView y_TN, ConstTensorView x, TensorView h, char* memory) const {
+    const Kernels& k = kernels(ctx);
+    const LoraWeight& w = *group_.weight;
+    float* values = reinterpret_cast<float*>(memory + sliver_bytes_);
+    GemmBlock block{.a = memory, .num_rows = num_rows_, .num_slivers = 1, .c = values, .scratch = memory + sliver_bytes_ + values_bytes_};
+    const auto pack = [&](const ConstTensorView& from) {
+      block.depth = from.shape.num_cols();
+      a_.gemm->pack_sliver(memory, from.data, from.dtype, from.row_stride, static_cast<int>(num_rows_), block.depth, false);
+    };
+    const auto multiply = [&](const GemmRight& right, std::int64_t first) {
+      block.b = right.panels + first / a_.gemm->col_tile * right.panel_stride;
+      block.panel_stride = right.panel_stride;
+      block.num_cols = block.c_stride = right.cols - first;
+      a_.gemm->block(block);
+    };
+    pack(x);
+    multiply(forward_operand(a_, 0, w.num_ranks()), 0);
+    k.store_row(h.data, values, nullptr, num_rows_ * w.num_ranks(), false, h.dtype);
+    const auto size = static_cast<std::int64_t>(size_of(y_TN.dtype));
+    for (const LoraPart& part : w.parts) {
+      pack(h.columns(part.first_rank, part.rank));
+      for (std::int64_t first = 0; first < part.num_outputs; first += kSliverCols) {
+        const std::int64_t cols = std::min(kSliverCols, part.num_outputs - first);
+        multiply(forward_operand(packed(ctx, *part.b), 0, first + cols), first);
+        k.scale(values, part.scale, num_rows_ * cols);
+        for (std::int64_t i = 0; i < num_rows_; ++i) {
+          const std::int64_t row = group_.rows.data() != nullptr ? group_.rows[static_cast<std::size_t>(i)] : i;
+          char* y = static_cast<char*>(y_TN.data) + (row * y_TN.row_stride + part.first_output + first) * size;
+          k.store_row(y, values + i * cols, nullptr, cols, true, y_TN.dtype);
+        }
+      }
+    }
+  }
+
   ConstTensorView rows_of(const ConstTensorView& x, char* memory) const {
     if (x_bytes_ == 0) return x.rows(group_.first(), num_rows_);
     const std::size_t row_bytes = static_cast<std::size_t>(x.shape.num_cols()) * size_of(x.dtype);
@@ -98,9 +146,10 @@ class GroupWork {
   }
 
   const LoraRows& group_;
-  const GemmKernels* kernels_;
+  const PackedWeight& a_;
   std::int64_t num_rows_;
-  std::size_t x_bytes_ = 0, h_bytes_ = 0, product_bytes_ = 0;
+  bool is_one_sliver_;
+  std::size_t x_bytes_ = 0, h_bytes_ = 0, sliver_bytes_ = 0, values_bytes_ = 0, product_bytes_ = 0;
 };
 
 }  // namespace
@@ -109,8 +158,7 @@ void add_lora(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, std::span<c
   OpContext alone = ctx;
   alone.pool = nullptr;
   const std::int64_t T = x_TK.shape.num_rows();
-  const bool share_out = groups.size() > 1 && num_threads(ctx) > 1;
-  const auto is_small = [&](const LoraRows& group) { return share_out && group.count(T) < kGroupOfOneThread; };
+  const auto is_small = [&](const LoraRows& group) { return groups.size() > 1 && group.count(T) < kGroupOfOneThread; };
   std::size_t slot_bytes = 0, num_bytes = 0;
   for (const LoraRows& group : groups) {
     if (group.count(T) == 0) continue;
@@ -135,13 +183,14 @@ void lora_backward(OpContext& ctx, TensorView dx_TK, TensorView da_RK, std::span
                    ConstTensorView x_TK, const LoraWeight& w, bool accumulate_dx, bool accumulate) {
   const PackedWeight& a = packed(ctx, *w.a);
   const GemmKernels& k = *a.gemm;
+  const GemmKernels& wide = w.dtype() == DType::kBF16 ? *kernels(ctx).gemm_bf16 : *kernels(ctx).gemm_f32;
   const std::int64_t T = x_TK.shape.num_rows(), K = x_TK.shape.num_cols(), R = w.num_ranks();
   const std::size_t h_bytes = aligned_bytes(static_cast<std::size_t>(T * R) * size_of(w.dtype()));
   std::size_t scratch_bytes =
-      std::max({product_bytes(ctx, k, T, K, R), product_bytes(ctx, k, T, R, K), weight_gradient_bytes(ctx, k, T, R, K, accumulate)});
+      std::max({product_bytes(ctx, k, T, K, R), product_bytes(ctx, k, T, R, K), weight_gradient_bytes(ctx, wide, T, R, K, accumulate)});
   for (const LoraPart& part : w.parts)
     scratch_bytes = std::max({scratch_bytes, product_bytes(ctx, k, T, part.num_outputs, part.rank),
-                              weight_gradient_bytes(ctx, k, T, part.num_outputs, part.rank, accumulate)});
+                              weight_gradient_bytes(ctx, wide, T, part.num_outputs, part.rank, accumulate)});
   char* memory = static_cast<char*>(ctx.workspace->require(2 * h_bytes + scratch_bytes));
   const TensorView h = dense_rows(memory, T, R, w.dtype()), dh = dense_rows(memory + h_bytes, T, R, w.dtype());
   char* scratch = memory + 2 * h_bytes;
@@ -150,11 +199,11 @@ void lora_backward(OpContext& ctx, TensorView dx_TK, TensorView da_RK, std::span
   for (std::size_t i = 0; i < w.parts.size(); ++i) {
     const LoraPart& part = w.parts[i];
     const ConstTensorView dy = dy_TN.columns(part.first_output, part.num_outputs);
-    weight_gradient(ctx, k, db[i], dy, h.columns(part.first_rank, part.rank), accumulate, scratch);
+    weight_gradient(ctx, wide, db[i], dy, h.columns(part.first_rank, part.rank), accumulate, scratch);
     product(ctx, k, left_of(dy), backward_operand(packed(ctx, *part.b), 0),
             {&kernels(ctx), dh.columns(part.first_rank, part.rank), nullptr, {}, part.scale, false}, scratch);
   }
-  weight_gradient(ctx, k, da_RK, dh, x_TK, accumulate, scratch);
+  weight_gradient(ctx, wide, da_RK, dh, x_TK, accumulate, scratch);
   if (dx_TK.data != nullptr)
     product(ctx, k, left_of(dh), backward_operand(a, 0), {&kernels(ctx), dx_TK, nullptr, {}, 1.0f, accumulate_dx}, scratch);
 }

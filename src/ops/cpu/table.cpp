@@ -17,7 +17,10 @@ Kernels kernels_of(CpuKind kind) {
   if (kind == CpuKind::kAvx2) return kernels_avx2();
   if (kind == CpuKind::kPortable) return kernels_portable();
   Kernels k = kernels_avx512();
-  if (kind == CpuKind::kAvx512Bf16) k.gemm_bf16 = &gemm_bf16_avx512bf16();
+  if (kind == CpuKind::kAvx512Bf16) {
+    k.gemm_bf16 = &gemm_bf16_avx512bf16();
+    k.gemm_bf16_narrow = &gemm_bf16_narrow_avx512bf16();
+  }
   if (kind == CpuKind::kAmx) {
     k.gemm_bf16 = &gemm_bf16_amx();
     k.attention_backward = attention_backward_amx;

@@ -102,7 +102,8 @@ Product forward_product(const DenseWeight& w, const void* x, std::int64_t x_stri
   return p;
 }
 
-LinearWeightPtr pack_linear(OpContext& ctx, ConstTensorView w_NK, ConstTensorView bias_N, DType compute, bool with_backward) {
+LinearWeightPtr pack_linear(OpContext& ctx, ConstTensorView w_NK, ConstTensorView bias_N, DType compute, bool with_backward,
+                            WeightUse /*use*/) {
   const Tensor w = Tensor::empty(ctx.runtime, {w_NK.shape.num_rows(), w_NK.shape.num_cols()}, compute);
   if (w_NK.dtype == compute)
     ctx.runtime->copy_within(w.data(), w_NK.data, w.num_bytes());
@@ -111,7 +112,7 @@ LinearWeightPtr pack_linear(OpContext& ctx, ConstTensorView w_NK, ConstTensorVie
   return std::make_shared<DenseWeight>(ctx, w, bias_N, with_backward);
 }
 
-LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView bias_N, bool with_backward) {
+LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView bias_N, bool with_backward, WeightUse /*use*/) {
   return std::make_shared<DenseWeight>(ctx, w_NK, bias_N, with_backward);
 }
 

@@ -5,20 +5,27 @@
 
 // Packing for the instructions that multiply pairs of bf16 (VDPBF16PS, TDPBF16PS). PRL_PAIRS names the namespace.
 //
-//   panel    [depth / 2][32 columns][2]: 128 bytes hold rows p and p + 1; two such column halves are two AMX tiles
-//   depth is padded with zeros to a multiple of 32, one tile row of A
+//   panel    [depth / 2][columns][2]: of 32 columns, 128 bytes hold rows p and p + 1, and the two halves of the columns are two AMX tiles;
+//            or of 16
+//   depth is padded with zeros to a multiple of 32, one tile row of A, in panels of 16 columns to one of 2
 
 namespace prl::ops::cpu::PRL_PAIRS {
 
 using avx512::Vec;
 
 constexpr int kColTile = 32;
+constexpr int kNarrowColTile = 16;
 constexpr int kDepthTile = 32;
 /// Depth walked per visit of a tile of C, which lives in fp32 memory in between; C enters again unchanged, so this is not
 /// part of the order of summation. 512 columns of two 16-row slivers are 32 KiB and stay in L1.
 constexpr std::int64_t kDepthBlock = 512;
 
-inline std::int64_t round_up(std::int64_t k) { return (k + kDepthTile - 1) / kDepthTile * kDepthTile; }
+template <int Cols>
+constexpr int kDepthMultiple = Cols == kColTile ? kDepthTile : 2;
+template <int Cols = kColTile>
+std::int64_t round_up(std::int64_t k) {
+  return (k + kDepthMultiple<Cols> - 1) / kDepthMultiple<Cols> * kDepthMultiple<Cols>;
+}
 inline std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 
 /// 32 consecutive values as bf16; beyond `count` they are zero.
@@ -58,9 +65,9 @@ inline void transpose_pairs(__m512i (&r)[16]) {
   for (int i = 0; i < 16; ++i) r[i] = _mm512_castps_si512(v[i].v);
 }
 
-template <typename T>
+template <int Cols, typename T>
 void pack_panel_t(BFloat16* out, const T* source, std::int64_t stride, int cols, std::int64_t depth, bool transposed) {
-  for (int j = 0; j < kColTile; j += 16)
+  for (int j = 0; j < Cols; j += 16)
     for (std::int64_t p = 0; p < round_up(depth); p += kDepthTile) {
       __m512i r[16];
       for (int i = 0; i < 16; ++i) {
@@ -70,19 +77,25 @@ void pack_panel_t(BFloat16* out, const T* source, std::int64_t stride, int cols,
           r[i] = j + i < cols ? load_32(source + (j + i) * stride + p, depth - p) : _mm512_setzero_si512();
       }
       if (!transposed) transpose_pairs(r);
-      for (int i = 0; i < 16; ++i) _mm512_storeu_si512(out + (p / 2 + i) * (2 * kColTile) + 2 * j, r[i]);
+      const std::int64_t pairs = smaller(16, (round_up<Cols>(depth) - p) / 2);
+      for (std::int64_t i = 0; i < pairs; ++i) _mm512_storeu_si512(out + (p / 2 + i) * (2 * Cols) + 2 * j, r[i]);
     }
 }
-inline void pack_panel(void* out, const void* source, DType dtype, std::int64_t stride, int cols, std::int64_t depth, bool transposed) {
+template <int Cols = kColTile>
+void pack_panel(void* out, const void* source, DType dtype, std::int64_t stride, int cols, std::int64_t depth, bool transposed) {
   if (dtype == DType::kBF16)
-    pack_panel_t(static_cast<BFloat16*>(out), static_cast<const BFloat16*>(source), stride, cols, depth, transposed);
+    pack_panel_t<Cols>(static_cast<BFloat16*>(out), static_cast<const BFloat16*>(source), stride, cols, depth, transposed);
   else
-    pack_panel_t(static_cast<BFloat16*>(out), static_cast<const float*>(source), stride, cols, depth, transposed);
+    pack_panel_t<Cols>(static_cast<BFloat16*>(out), static_cast<const float*>(source), stride, cols, depth, transposed);
 }
-inline void unpack_column(float* out, const void* panel, int j, std::int64_t depth) {
-  for (std::int64_t p = 0; p < depth; ++p) out[p] = to_f32(static_cast<const BFloat16*>(panel)[p / 2 * (2 * kColTile) + 2 * j + p % 2]);
+template <int Cols = kColTile>
+void unpack_column(float* out, const void* panel, int j, std::int64_t depth) {
+  for (std::int64_t p = 0; p < depth; ++p) out[p] = to_f32(static_cast<const BFloat16*>(panel)[p / 2 * (2 * Cols) + 2 * j + p % 2]);
 }
-inline std::size_t panel_bytes(std::int64_t depth) { return static_cast<std::size_t>(round_up(depth) * kColTile) * sizeof(BFloat16); }
+template <int Cols = kColTile>
+std::size_t panel_bytes(std::int64_t depth) {
+  return static_cast<std::size_t>(round_up<Cols>(depth) * Cols) * sizeof(BFloat16);
+}
 
 /// Sixteen rows by 32 of depth of the left operand, row by row; rows from `rows` on are zero.
 template <typename T>
