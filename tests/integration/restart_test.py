@@ -6,6 +6,7 @@ import os
 import random
 import re
 import signal
+import statistics
 import time
 
 import harness
@@ -44,7 +45,7 @@ def last_row(out, role):
 
 
 def seconds_per_step(out):
-    return max(row["time/step"] for row in harness.rows_of(out / "metrics.jsonl") if row["role"] == "orchestrator" and row["step"] > 1)
+    return statistics.median(row["time/step"] for row in harness.rows_of(out / "metrics.jsonl") if row["role"] == "orchestrator" and row["step"] > 1)
 
 
 def kill_at(run, log, out, role, steps, draw, seconds):
@@ -79,7 +80,8 @@ def test_a_killed_orchestrator_goes_on_where_it_was():
             if transport == "zmq":
                 flags += ["--rollout-transport.port", "PORT"]
             with harness.running(*single_node(config, out, *flags), log=log) as run:
-                kill_at(run, log, out, "orchestrator", sorted(draw.sample(range(0, STEPS), 3)), draw, seconds)
+                steps = [draw.randrange(4), *sorted(draw.sample(range(4, STEPS), 2))]  # the first one surely before the run ends
+                kill_at(run, log, out, "orchestrator", steps, draw, seconds)
                 check(run.wait(540) == 0, log.read_text()[-4000:])
             check(weights(out) == weights(folder / "one"), f"{transport}: other weights")
             check(played(out) == played(folder / "one"), f"{transport}: other rollouts were trained on")

@@ -14,7 +14,6 @@ namespace prl::ops::cpu::PRL_PAIRS {
 using avx512::Vec;
 
 constexpr int kColTile = 32;
-constexpr int kNarrowColTile = 16;
 constexpr int kDepthTile = 32;
 /// Depth walked per visit of a tile of C, which lives in fp32 memory in between; C enters again unchanged, so this is not
 /// part of the order of summation. 512 columns of two 16-row slivers are 32 KiB and stay in L1.
