@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
 """On a machine with a GPU: its runs agree with the CPU's, repeat to the bit, match their sampler exactly and stay within their plan."""
 import json
+import os
 import re
 import signal
 
 import harness
 from harness import check, prl
+
+# Where there are several, `prl rl` would give each role one of its own.
+os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
 
 BFLOAT16 = ("--compute.dtype", "bfloat16")
 QWEN3_06B = ("--vocab-size", 151936, "--hidden-size", 1024, "--intermediate-size", 3072, "--num-layers", 28, "--num-heads", 16,
