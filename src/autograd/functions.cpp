@@ -68,11 +68,13 @@ TensorView adapter_input(Frame& frame, const Var& x_TK, const LinearParameter& p
 }
 
 void run_linear(ops::OpContext& ctx, TensorView y, ConstTensorView x, TensorView x_of_adapter, const LinearParameter& p) {
+  const bool is_indexed = p.lora != nullptr && p.lora->index;
+  PRL_CHECK(!is_indexed || p.lora->dropout.probability == 0, "adapters by index have no dropout");
+  if (is_indexed && ops::linear_lora(ctx, y, x, *p.weight, *p.lora->index)) return;
   ops::linear(ctx, y, x, *p.weight, p.next);
   if (p.lora == nullptr) return;
-  PRL_CHECK(!p.lora->index || p.lora->dropout.probability == 0, "adapters by index have no dropout");
   if (p.lora->dropout.probability > 0) ops::dropout(ctx, x_of_adapter, x, p.lora->dropout, false);
-  if (p.lora->index)
+  if (is_indexed)
     ops::add_lora_indexed(ctx, y, x, *p.lora->index);
   else
     ops::add_lora(ctx, y, x_of_adapter, p.lora->groups);

@@ -70,6 +70,8 @@ bool AdapterBank::bring(const ModelConfig& config, DType compute, std::span<cons
     compute_ = compute;
     slots_.clear();
     has_entries_.assign(static_cast<std::size_t>(num_layers_) * kAdaptedBlocks.size(), false);
+    signals_ = Tensor::empty(ctx_.runtime, {static_cast<std::int64_t>(has_entries_.size())}, DType::kI32);
+    ctx_.runtime->zero(signals_.data(), signals_.num_bytes());
     ++generation_;
   }
   ++num_steps_;
@@ -99,7 +101,10 @@ std::optional<ops::LoraIndex> AdapterBank::index(Block matrix, std::int64_t laye
   const std::size_t at = entry_index(layer, static_cast<std::size_t>(found - kAdaptedBlocks.begin()));
   if (!has_entries_[at]) return std::nullopt;
   const auto entry_bytes = static_cast<std::int64_t>(ops::kLoraEntryBytes);
-  return ops::LoraIndex{table_.view().columns(static_cast<std::int64_t>(at) * entry_bytes, entry_bytes), tiles, max_rank_};
+  return ops::LoraIndex{.entries = table_.view().columns(static_cast<std::int64_t>(at) * entry_bytes, entry_bytes),
+                        .tiles = tiles,
+                        .max_rank = max_rank_,
+                        .signal = signals_.slice(static_cast<std::int64_t>(at), 1).view()};
 }
 
 }  // namespace prl::nn

@@ -49,6 +49,7 @@ class AdapterBank {
   std::vector<SlotState> slots_;
   std::vector<std::byte> host_;    ///< the table: [slots][layers][matrices][kLoraEntryBytes]
   Tensor table_;                   ///< the same on the device
+  Tensor signals_;                 ///< [layers][matrices], 0 between steps: LoraIndex::signal
   std::vector<bool> has_entries_;  ///< by layer and matrix: whether any adapter had one
   std::int64_t max_rank_ = 0;
   std::uint64_t generation_ = 0, num_steps_ = 0;

@@ -71,6 +71,8 @@ struct LoraIndex {
   ConstTensorView entries;    ///< kU8 [num_slots, kLoraEntryBytes], rows at any stride that is a multiple of 8: what write_lora_entry wrote
   ConstTensorView tiles;      ///< kI32 [num_tiles, kLoraTileWords]; no row twice
   std::int64_t max_rank = 0;  ///< of a part of any entry
+  /// kI32 [1], 0 before and after linear_lora, which alone needs it. In recorded work no other product has it.
+  TensorView signal = {};
 };
 /// True if the device adds adapters by index.
 bool has_lora_index(const OpContext& ctx) noexcept;
@@ -79,6 +81,9 @@ bool has_lora_index(const OpContext& ctx) noexcept;
 [[nodiscard]] bool write_lora_entry(OpContext& ctx, std::span<std::byte> entry, const LoraWeight* weight, DType dtype);
 /// add_lora for the rows of the index: the same bits.
 void add_lora_indexed(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LoraIndex& index);
+/// `linear`, then `add_lora_indexed`: the same bits, with A x formed beside the product. False, and nothing is done, if the device has no
+/// such kernels for these sizes.
+[[nodiscard]] bool linear_lora(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearWeight& w, const LoraIndex& index);
 
 /// Gradients of `add_lora` for rows that all have the adapter `w`, which was packed with its backward form.
 ///

@@ -3,6 +3,8 @@
 #include <numeric>
 
 #include "ops/linear.hpp"
+#include "ops/op_table.hpp"
+#include "ops/pointwise.hpp"
 #include "ops/test_support.hpp"
 
 namespace prl::ops {
@@ -181,6 +183,81 @@ TEST_P(LoraTest, IndexedRowsHaveTheSameBits) {
   add_lora_indexed(s.ctx, indexed, x, {entries.view(), tile_rows, 37});
   EXPECT_TRUE(same_bits(grouped, indexed));
   EXPECT_FALSE(same_bits(grouped, base));
+}
+
+/// A chain of products, as a step of decoding enqueues it, recorded and not: each kernel begins while others still run.
+TEST_P(LoraTest, AdaptersBesideTheProductHaveTheSameBits) {
+  Session s(kind());
+  if (!has_lora_index(s.ctx) || dtype() != DType::kBF16) GTEST_SKIP() << "this device adds adapters in groups alone";
+  constexpr std::int64_t kMatrices = 6, kAdapters = 3, kMany = 300;
+  const std::int64_t wide = 1024, inner = 3072;
+  std::vector<LinearWeightPtr> weights;
+  std::vector<Adapter> adapters;
+  std::vector<Tensor> entries;
+  for (std::uint64_t i = 0; i < kMatrices; ++i) {
+    const std::int64_t K = i % 2 == 0 ? wide : inner, N = i % 2 == 0 ? inner : wide;
+    weights.push_back(pack_linear(s.ctx, s.random({N, K}, DType::kF32, 70 + i, 0.05f), {}, dtype(), false));
+    Tensor of_matrix = Tensor::empty(s.runtime, {kAdapters, static_cast<std::int64_t>(kLoraEntryBytes)}, DType::kU8);
+    for (std::uint64_t k = 0; k < kAdapters; ++k) {
+      adapters.emplace_back(s, std::vector{part(0, N / 2, 1 + static_cast<std::int64_t>(k) * 20, 2.0f), part(N / 2, N / 2, 16, 1.0f)},
+                            dtype(), 10 * i + k, K);
+      ASSERT_TRUE(write_lora_entry(s.ctx, std::span(reinterpret_cast<std::byte*>(of_matrix.data()) + k * kLoraEntryBytes, kLoraEntryBytes),
+                                   &adapters.back().weight, dtype()));
+    }
+    entries.push_back(of_matrix);
+  }
+  const Tensor norm = s.filled({inner}, DType::kF32, 1.0f), x = s.random({kMany, wide}, dtype(), 50);
+  const Tensor unread = s.ints({0});
+  Tensor signals = s.ints(std::vector<std::int32_t>(kMatrices, 0));
+  std::string different;
+  bool is_beside_at_all = false;
+  for (const std::int64_t rows : {1, 8, 17, 32, 100, 128, 300}) {
+    std::vector<std::vector<std::int32_t>> of(kAdapters);
+    for (std::int32_t t = 0; t < rows; ++t)
+      if (t % 4 < kAdapters) of[static_cast<std::size_t>(t % 4)].push_back(t);
+    std::vector<std::int32_t> tiles;
+    for (std::size_t k = 0; k < kAdapters; ++k) append_lora_tiles(tiles, static_cast<std::int32_t>(k), of[k]);
+    const Tensor on_device = s.ints(tiles);
+    const TensorView tile_rows = on_device.view().reshaped({static_cast<std::int64_t>(tiles.size()) / kLoraTileWords, kLoraTileWords});
+    const Tensor first = x.slice(0, rows).clone();
+    const auto make = [&](bool is_beside, Tensor& in, Tensor& out) {
+      for (std::size_t i = 0; i < weights.size(); ++i) {
+        const LoraIndex index{entries[i].view(), tile_rows, 41, signals.slice(static_cast<std::int64_t>(i), 1).view()};
+        const std::int64_t K = weights[i]->num_inputs(), N = weights[i]->num_outputs();
+        const TensorView from = in.view().columns(0, K), y = out.view().columns(0, N);
+        const bool is_taken = is_beside && linear_lora(s.ctx, y, from, *weights[i], index);
+        is_beside_at_all = is_beside_at_all || is_taken;
+        if (!is_taken) {
+          linear(s.ctx, y, from, *weights[i]);
+          add_lora_indexed(s.ctx, y, from, index);
+        }
+        rms_norm(s.ctx, in.view().columns(0, N), y, norm.slice(0, N), 1e-6f);
+      }
+    };
+    const auto begin = [&](Tensor& in) {
+      s.runtime->zero(in.data(), in.num_bytes());
+      for (std::int64_t t = 0; t < rows; ++t)
+        s.runtime->copy_within(in.slice(t, 1).data(), first.slice(t, 1).data(), first.slice(t, 1).num_bytes());
+    };
+    Tensor want = s.filled({rows, inner}, dtype(), 0), got = want.clone(), of_want = want.clone(), of_got = want.clone();
+    begin(want);
+    make(false, want, of_want);
+    begin(got);
+    make(true, got, of_got);
+    if (!same_bits(want, got)) different += " " + std::to_string(rows);
+    begin(got);
+    const auto recorded = s.runtime->record([&] { make(true, got, of_got); });
+    if (recorded == nullptr) continue;
+    for (int i = 0; i < 20; ++i) {
+      begin(got);
+      const int nothing = 0;
+      recorded->run(unread.data(), &nothing, sizeof nothing);
+      if (!same_bits(want, got)) different += " " + std::to_string(rows) + " recorded";
+    }
+  }
+  EXPECT_EQ(different, "");
+  EXPECT_TRUE(same_bits(signals, s.ints(std::vector<std::int32_t>(kMatrices, 0))));
+  EXPECT_EQ(is_beside_at_all, s.ctx.table->linear_lora != nullptr);
 }
 
 /// Sizes at which training, prefill and decode take different kernels.

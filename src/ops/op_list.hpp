@@ -57,6 +57,7 @@
   PRL_OP(linear_fused)                   \
   PRL_OP(write_lora_entry)               \
   PRL_OP(add_lora_indexed)               \
+  PRL_OP(linear_lora)                    \
   PRL_OP(plan_decode)                    \
   PRL_OP(attention_decode)               \
   PRL_OP(attention_decode_fused)         \

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime.h>
 
+#include <cstdint>
 #include <utility>
 
 #include "ops/cuda/launch.hpp"
@@ -12,6 +13,10 @@
 // touches nothing that recorded work writes: weights may be read, which no recorded work writes. (The embedding alone reads and writes
 // before it waits: recorded work begins with it, or with a plan of attention.) Every such kernel waits, so what one kernel finds done all
 // later ones find done. Outside recorded work kernels run one after another as ever.
+//
+// A kernel may also run beside the one before it, P, whose results it does not need: P signals once it has waited itself, and the kernel
+// waits for the signal before its work, and for P at its end, so that whoever finds it done finds P done. Blocks of P that have not begun
+// keep those of the kernel from beginning, so none of them holds up the signal that it waits for. A third kernel takes the signal back.
 
 namespace prl::ops::cuda {
 
@@ -26,6 +31,21 @@ __device__ __forceinline__ void wait_for_previous() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+
+/// Says that what kernels before this one wrote is there. By one thread, after wait_for_previous.
+__device__ __forceinline__ void signal(std::int32_t* flag) { asm volatile("st.release.gpu.global.s32 [%0], 1;" ::"l"(flag) : "memory"); }
+/// Until the kernel before this one has signalled. By all threads of a warp.
+__device__ __forceinline__ void wait_for_signal(const std::int32_t* flag) {
+  constexpr int kMostPolls = 1 << 24;  // seconds: a bug then
+  if (threadIdx.x % 32 == 0) {
+    std::int32_t value = 0;
+    for (int i = 0; value == 0; ++i) {
+      asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
+      if (i == kMostPolls) __trap();
+    }
+  }
+  __syncwarp();
 }
 
 /// Prefetches a weight into the second-level cache. Allowed before `wait_for_previous`.

@@ -39,7 +39,8 @@ struct FewRowsArgs {
   const float* norm;
   const __nv_bfloat16* residual;  ///< or null
   std::int64_t x_stride, residual_stride;
-  bool is_wide;  ///< 8 columns of out, and of the residual, lie together in 16 aligned bytes
+  std::int32_t* rows_are_there;  ///< or null
+  bool is_wide;                  ///< 8 columns of out, and of the residual, lie together in 16 aligned bytes
   float eps, inverse_K;
   int K;
 };
@@ -73,7 +74,10 @@ __device__ __forceinline__ void copy_steps(const FewRowsArgs& a, unsigned char* 
   const int weight_bytes = kBlocks * a.columns * kRowBytes;
   unsigned char* const to = shared + (kIsRows ? a.rows_at : 0);
   const CachePolicy once = read_once();
-  if constexpr (kIsRows) wait_for_previous();
+  if constexpr (kIsRows) {
+    wait_for_previous();
+    if (a.rows_are_there != nullptr && blockIdx.x == 0 && blockIdx.y == 0) signal(a.rows_are_there);
+  }
   int slot = 0;
   std::uint32_t phase = 1;
   for (int step = 0; step < a.num_steps; ++step) {
@@ -499,7 +503,7 @@ double copy_time(const Product& p, int rows, int columns, int processors) {
 std::optional<FewRowsTile> few_rows_tile(const Product& p, const cudaDeviceProp& device, const FewRowsFusion& fusion) {
   if (device.major != 9 || p.M > kMaxFewRows || p.M * p.N > max_few_rows_outputs(p.M, p.K) || p.K % kBlock != 0) return std::nullopt;
   if (p.in_dtype != DType::kBF16 || p.may_split || p.accumulate || p.transpose_a || !p.transpose_b) return std::nullopt;
-  if (fusion.norm != nullptr && (p.M > kMaxNormRows || p.K > kMaxNormColumns)) return std::nullopt;
+  if (fusion.norm != nullptr && (p.M > kMaxNormRows || p.K > kMaxNormColumns || fusion.rows_are_there != nullptr)) return std::nullopt;
   if (fusion.is_any() && p.out_dtype != DType::kBF16) return std::nullopt;
   if (fusion.swiglu && (p.N % 16 != 0 || p.bias != nullptr || fusion.residual != nullptr)) return std::nullopt;
   const int unit = fusion.swiglu ? 16 : 8;
@@ -521,7 +525,8 @@ std::optional<FewRowsTile> few_rows_tile(const Product& p, const cudaDeviceProp&
   // not.
   while (fusion.swiglu && best.rows == 128 && best.columns > unit && blocks_with(best.columns - unit) <= processors) best.columns -= unit;
   const bool is_one_wave = blocks_with(best.columns) <= processors;
-  best.slots = slots_of(best, p.K, is_one_wave ? kSharedBytes : kSharedBytes / 2);
+  const int shared_bytes = kSharedBytes - (fusion.rows_are_there != nullptr ? kBesideBytes : 0);
+  best.slots = slots_of(best, p.K, is_one_wave ? shared_bytes : shared_bytes / 2);
   return best;
 }
 
@@ -545,6 +550,7 @@ void few_rows_product(const OpContext& ctx, const Product& p, const FewRowsTile&
   a.residual_stride = fusion.residual_stride;
   a.is_wide = a.N % 8 == 0 && p.out_stride % 8 == 0 && is_aligned(p.out, 16);
   if (a.residual != nullptr) a.is_wide = a.is_wide && a.residual_stride % 8 == 0 && is_aligned(a.residual, 16);
+  a.rows_are_there = fusion.rows_are_there;
   a.norm = fusion.norm;
   a.eps = fusion.eps;
   a.inverse_K = 1.0f / static_cast<float>(p.K);

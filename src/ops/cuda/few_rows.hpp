@@ -26,10 +26,15 @@ struct FewRowsFusion {
   const void* residual = nullptr;  ///< bf16 [M, N]: is added to the product as stored, and the sum is what is stored
   std::int64_t residual_stride = 0;
   bool swiglu = false;  ///< b is rows of gate, then as many of up, in multiples of 8; out is [M, N / 2]
+  /// Device memory that becomes 1 once p.a is there, for a kernel queued next that reads p.a beside this one: it finds kBesideBytes of
+  /// shared memory left on each multiprocessor. Not with a norm.
+  std::int32_t* rows_are_there = nullptr;
   bool is_any() const noexcept { return norm != nullptr || residual != nullptr || swiglu; }
 };
 /// Every block norms its rows again, and holds all of K: right for the few rows that a kernel of their own would only delay.
 constexpr std::int64_t kMaxNormRows = 16, kMaxNormColumns = 1024;
+
+constexpr int kBesideBytes = 16 * 1024;
 
 /// Beyond these the library was as fast; more than 128 rows were measured before tiles were stored whole, and where K is larger only the
 /// last of them.

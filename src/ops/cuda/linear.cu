@@ -102,6 +102,15 @@ Product forward_product(const DenseWeight& w, const void* x, std::int64_t x_stri
   return p;
 }
 
+Product linear_product(const DenseWeight& w, TensorView y_TN, ConstTensorView x_TK) {
+  Product p = forward_product(w, x_TK.data, x_TK.row_stride, x_TK.shape.num_rows(), 0, w.num_outputs());
+  p.out = y_TN.data;
+  p.out_stride = y_TN.row_stride;
+  p.out_dtype = y_TN.dtype;
+  if (w.has_bias()) p.bias = w.bias_N.as<float>();
+  return p;
+}
+
 LinearWeightPtr pack_linear(OpContext& ctx, ConstTensorView w_NK, ConstTensorView bias_N, DType compute, bool with_backward,
                             WeightUse /*use*/) {
   const Tensor w = Tensor::empty(ctx.runtime, {w_NK.shape.num_rows(), w_NK.shape.num_cols()}, compute);
@@ -118,17 +127,9 @@ LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView
 
 void linear(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearWeight& weight, const LinearWeight* /*next*/) {
   const DenseWeight& w = dense(ctx, weight);
-  Product p = forward_product(w, x_TK.data, x_TK.row_stride, x_TK.shape.num_rows(), 0, w.num_outputs());
-  p.out = y_TN.data;
-  p.out_stride = y_TN.row_stride;
-  p.out_dtype = y_TN.dtype;
+  Product p = linear_product(w, y_TN, x_TK);
   Blas& blas = blas_of(ctx);
-  if (!w.has_bias()) {
-    blas.run(ctx, p);
-    return;
-  }
-  p.bias = w.bias_N.as<float>();
-  if (blas.can_run(p)) {
+  if (!w.has_bias() || blas.can_run(p)) {
     blas.run(ctx, p);
     return;
   }
@@ -142,18 +143,12 @@ void linear(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearW
 }
 
 bool linear_fused(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearWeight& weight, const LinearFusion& fusion) {
-  const DenseWeight& w = dense(ctx, weight);
-  Product p = forward_product(w, x_TK.data, x_TK.row_stride, x_TK.shape.num_rows(), 0, w.num_outputs());
-  p.out = y_TN.data;
-  p.out_stride = y_TN.row_stride;
-  p.out_dtype = y_TN.dtype;
-  if (w.has_bias()) p.bias = w.bias_N.as<float>();
   const FewRowsFusion f{.norm = fusion.norm_K.as<float>(),
                         .eps = fusion.eps,
                         .residual = fusion.residual_TN.data,
                         .residual_stride = fusion.residual_TN.row_stride,
                         .swiglu = fusion.swiglu};
-  return run_few_rows(ctx, p, f);
+  return run_few_rows(ctx, linear_product(dense(ctx, weight), y_TN, x_TK), f);
 }
 
 void linear_backward_input(OpContext& ctx, TensorView dx_TK, ConstTensorView dy_TN, const LinearWeight& weight, bool accumulate) {

@@ -22,5 +22,7 @@ const DenseWeight& dense(const OpContext& ctx, const LinearWeight& w);
 /// out[M, count] = x[M, K] W[first.., K]^T for outputs [first, first + count); no bias. The row-invariant product behind `linear`
 /// and the LM head.
 Product forward_product(const DenseWeight& w, const void* x, std::int64_t x_stride, std::int64_t M, std::int64_t first, std::int64_t count);
+/// The product of `linear`: y = x W^T, with the weight's bias.
+Product linear_product(const DenseWeight& w, TensorView y_TN, ConstTensorView x_TK);
 
 }  // namespace prl::ops::cuda

@@ -7,6 +7,7 @@
 #include "ops/cuda/bodies.hpp"
 #include "ops/cuda/chain.cuh"
 #include "ops/cuda/device.cuh"
+#include "ops/cuda/few_rows.hpp"
 #include "ops/cuda/linear_weight.hpp"
 #include "ops/cuda/mma.cuh"
 
@@ -306,8 +307,9 @@ struct TileArgs {
   std::int64_t x_stride, y_stride;
   int num_rows, K, N, h_pitch, columns;  ///< columns: of y, of a block of expand_tiles_kernel
   bool x_is_vector, y_is_vector;
-  Entry one;            ///< without tiles: of all rows
-  const char* entries;  ///< [slots], entry_stride bytes apart
+  std::int32_t* x_is_there;  ///< signal of the product that writes y and is queued just before, or null
+  Entry one;                 ///< without tiles: of all rows
+  const char* entries;       ///< [slots], entry_stride bytes apart
   std::int64_t entry_stride;
   const std::int32_t* tiles;  ///< [gridDim.y][kLoraTileWords] or null
 };
@@ -354,15 +356,21 @@ __global__ void __launch_bounds__(kThreads) shrink_tiles_kernel(const __grid_con
   const Ranks ranks{e.a + static_cast<std::int64_t>(e.first_rank[part]) * args.K, args.K, first, e.rank[part], args.K % 8 == 0};
   Bf16* h = args.h + static_cast<std::int64_t>(blockIdx.y) * kLoraTileRows * args.h_pitch + part * (args.h_pitch / kMaxParts) + first;
   shrink<1>(
-      {args.x, args.x_stride, tile.rows, args.x_is_vector}, ranks, sums, ClusterOfBlock{}, [] { wait_for_previous(); },
+      {args.x, args.x_stride, tile.rows, args.x_is_vector}, ranks, sums, ClusterOfBlock{},
+      [&] { args.x_is_there != nullptr ? wait_for_signal(args.x_is_there) : wait_for_previous(); },
       [&](int row, int j, float sum) { h[row * args.h_pitch + j] = __float2bfloat16_rn(sum); });  // zero beyond the rank
+  if (args.x_is_there != nullptr) wait_for_previous();
 }
 
 /// A block owns a tile and `columns` of y.
 __global__ void __launch_bounds__(kThreads) expand_tiles_kernel(const __grid_constant__ TileArgs args) {
   __shared__ TileOfBlock tile;
   let_next_begin();
-  if (!tile.read(args)) return wait_for_previous();
+  const auto wait = [&] {
+    wait_for_previous();
+    if (args.x_is_there != nullptr && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *args.x_is_there = 0;
+  };
+  if (!tile.read(args)) return wait();
   const Entry& e = tile.entry;
   const Lane me;
   const int first_column = static_cast<int>(blockIdx.x) * args.columns, end_column = min(args.N, first_column + args.columns);
@@ -374,7 +382,7 @@ __global__ void __launch_bounds__(kThreads) expand_tiles_kernel(const __grid_con
     const Bf16* h = args.h + static_cast<std::int64_t>(blockIdx.y) * kLoraTileRows * args.h_pitch + p * (args.h_pitch / kMaxParts);
     ColumnWeights next;
     next.load(e.b[p], rank, 0, first + me.warp * kWarpColumns, end);
-    if (!has_waited) wait_for_previous();
+    if (!has_waited) wait();
     has_waited = true;
     for (int column = first + me.warp * kWarpColumns; column < end; column += kBlockColumns) {
       const ColumnWeights weights = next;
@@ -399,7 +407,7 @@ __global__ void __launch_bounds__(kThreads) expand_tiles_kernel(const __grid_con
       }
     }
   }
-  if (!has_waited) wait_for_previous();
+  if (!has_waited) wait();
 }
 
 /// h[t, r] = round(scale * sum_k x[t, k] a[r, k]). A block owns kManyRows rows and kRankBlock ranks.
@@ -586,6 +594,14 @@ TileArgs tile_args(TensorView y_TN, ConstTensorView x_TK) {
   return args;
 }
 
+TileArgs tile_args(TensorView y_TN, ConstTensorView x_TK, const LoraIndex& index) {
+  TileArgs args = tile_args(y_TN, x_TK);
+  args.entries = index.entries.as<char>();
+  args.entry_stride = index.entries.row_stride;
+  args.tiles = index.tiles.as<std::int32_t>();
+  return args;
+}
+
 std::int64_t max_rank_of(const LoraWeight& w) {
   std::int64_t most = 1;
   for (const LoraPart& part : w.parts) most = std::max(most, part.rank);
@@ -699,11 +715,18 @@ bool write_lora_entry(OpContext& ctx, std::span<std::byte> entry, const LoraWeig
 }
 
 void add_lora_indexed(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LoraIndex& index) {
-  TileArgs args = tile_args(y_TN, x_TK);
-  args.entries = index.entries.as<char>();
-  args.entry_stride = index.entries.row_stride;
-  args.tiles = index.tiles.as<std::int32_t>();
+  TileArgs args = tile_args(y_TN, x_TK, index);
   launch_tiles(ctx, args, index.tiles.shape.num_rows(), index.max_rank);
+}
+
+bool linear_lora(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearWeight& weight, const LoraIndex& index) {
+  auto* x_is_there = index.signal.as<std::int32_t>();
+  if (x_is_there == nullptr || !run_few_rows(ctx, linear_product(dense(ctx, weight), y_TN, x_TK), {.rows_are_there = x_is_there}))
+    return false;
+  TileArgs args = tile_args(y_TN, x_TK, index);
+  args.x_is_there = x_is_there;
+  launch_tiles(ctx, args, index.tiles.shape.num_rows(), index.max_rank);
+  return true;
 }
 
 void add_bf16_lora(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, std::span<const LoraRows> groups) {
