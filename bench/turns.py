@@ -4,7 +4,10 @@
     python3 bench/turns.py OLD NEW --suites train,decode --rounds 3 -- --shape qwen3-0.6b --compute.device cuda
 
 A round runs each suite with both, the other one first in every second round, so that drift of the machine falls on both. The ratio is that of the medians
-over all rounds and repeats; its interval is the 95% one of a bootstrap over rounds.
+over all rounds and repeats (of --together the median of the rounds' ratios); its interval is the 95% one of a bootstrap over rounds.
+
+--together runs both at the same time instead, each on half of the cores, which they change after each round: for machines whose other tenants make
+runs one after the other incomparable. What both share (memory) is then shared evenly, so a difference in memory traffic shows less.
 """
 import argparse
 import json
@@ -17,22 +20,35 @@ import sys
 import tempfile
 
 
-def measure(prl, suite, flags, scratch):
-    out = pathlib.Path(scratch) / "out.json"
-    out.unlink(missing_ok=True)
-    done = subprocess.run([prl, "bench", suite, "--output-json", str(out), *flags], capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{prl} bench {suite}: {done.stderr[-2000:]}")
-    return {f"{row['work']} {row['dtype']}": row["tokens_per_s"] for row in json.loads(out.read_text())["rows"]}
+def measure(sides, suite, flags, scratch, cores=None):
+    """{side: {row: rates}} of builds that run at the same time, each on its own set of `cores` if these are given."""
+    running = []
+    for i, (name, prl) in enumerate(sides):
+        out = pathlib.Path(scratch) / f"{name}.json"
+        out.unlink(missing_ok=True)
+        command = [prl, "bench", suite, "--output-json", str(out), *flags]
+        if cores:
+            command = ["taskset", "-c", ",".join(map(str, cores[i])), *command]
+        running.append((name, out, subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)))
+    found = {}
+    for name, out, process in running:
+        errors = process.communicate()[1]
+        if process.returncode:
+            sys.exit(f"{name}, bench {suite}: {errors[-2000:]}")
+        found[name] = {f"{row['work']} {row['dtype']}": row["tokens_per_s"] for row in json.loads(out.read_text())["rows"]}
+    return found
 
 
-def interval(old, new):
+def ratio_of(old, new, rounds, together):
+    """Over these rounds. Builds that ran together are compared round by round: what slowed one of them slowed the other."""
+    if together:
+        return statistics.median(statistics.median(new[r]) / statistics.median(old[r]) for r in rounds)
+    return statistics.median(x for r in rounds for x in new[r]) / statistics.median(x for r in rounds for x in old[r])
+
+
+def interval(old, new, together):
     draw = random.Random(0)
-    ratios = []
-    for _ in range(2000):
-        rounds = [draw.randrange(len(old)) for _ in old]
-        ratios.append(statistics.median(x for r in rounds for x in new[r]) / statistics.median(x for r in rounds for x in old[r]))
-    ratios.sort()
+    ratios = sorted(ratio_of(old, new, [draw.randrange(len(old)) for _ in old], together) for _ in range(2000))
     return ratios[50], ratios[-50]
 
 
@@ -42,18 +58,25 @@ def main():
     parser.add_argument("new")
     parser.add_argument("--suites", default="train,decode,prefill")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--together", action="store_true")
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)
     options = parser.parse_args(words[:end])
     options.flags = words[end + 1:]
     found = {}
+    all_cores = sorted(os.sched_getaffinity(0))
+    halves = [all_cores[:len(all_cores) // 2], all_cores[len(all_cores) // 2:]]
+    if options.together and not halves[0]:
+        sys.exit("--together needs two cores")
     with tempfile.TemporaryDirectory(prefix="prl-turns-") as scratch:
         for turn in range(options.rounds):
             for suite in options.suites.split(","):
-                sides = [("old", options.old), ("new", options.new)]
-                for name, prl in sides if turn % 2 == 0 else sides[::-1]:
-                    for work, values in measure(os.path.abspath(prl), suite, options.flags, scratch).items():
-                        found.setdefault(work, {}).setdefault(name, []).append(values)
+                sides = [("old", os.path.abspath(options.old)), ("new", os.path.abspath(options.new))]
+                sides = sides if turn % 2 == 0 else sides[::-1]
+                for at_once in [sides] if options.together else [[side] for side in sides]:
+                    for name, rows in measure(at_once, suite, options.flags, scratch, halves if options.together else None).items():
+                        for work, values in rows.items():
+                            found.setdefault(work, {}).setdefault(name, []).append(values)
     print("| work, per second | old | new | new / old | 95% of it |\n|---|---|---|---|---|")
     for work, sides in found.items():
         if len(sides) < 2:
@@ -63,8 +86,8 @@ def main():
         for name in ("old", "new"):
             values = [x for repeats in sides[name] for x in repeats]
             cells.append(f"{statistics.median(values):,.5g} ({min(values):,.5g} to {max(values):,.5g})")
-        ratio = statistics.median(x for r in sides["new"] for x in r) / statistics.median(x for r in sides["old"] for x in r)
-        low, high = interval(sides["old"], sides["new"])
+        ratio = ratio_of(sides["old"], sides["new"], range(len(sides["old"])), options.together)
+        low, high = interval(sides["old"], sides["new"], options.together)
         print(f"| {work} | {cells[0]} | {cells[1]} | {ratio:.3f} | {low:.3f} to {high:.3f} |")
 
 
