@@ -10,6 +10,7 @@
 
 #include "base/error.hpp"
 #include "base/files.hpp"
+#include "base/testing/temp_folder.hpp"
 #include "nn/decoder.hpp"
 #include "nn/peft.hpp"
 #include "nn/test_support.hpp"
@@ -23,7 +24,6 @@ using testing_support::expect_same_bits;
 using testing_support::Packed;
 using testing_support::random_packed;
 using testing_support::SmallModel;
-using testing_support::TemporaryFolder;
 
 AdapterConfig config_of(std::vector<std::string> targets, std::int64_t rank = 4) {
   AdapterConfig config;
@@ -305,7 +305,7 @@ TEST(Peft, AnAdapterIsWrittenAndReadBackBitForBit) {
     config.alpha_pattern = {{"layers.0.self_attn.q_proj", 24.0}};
     config.rank_stabilized = true;
     Adapted adapted(model, dtype, config);
-    const TemporaryFolder folder("peft");
+    const prl::testing::TempFolder folder;
     save_peft_adapter(*adapted.weights, *adapted.trained.table(), folder.path());
     const AdapterPtr read = load_peft_adapter(model.ctx(), model.config, folder.path(), dtype);
     EXPECT_EQ(read->max_rank(), 8);
@@ -328,7 +328,7 @@ TEST(Peft, MergingGivesTheAdaptersModel) {
   for (NamedParameter& p : adapted.trained.named())
     if (p.block == Block::kLmHead) p.value.as<float>()[3] += 0.5f;
   adapted.refresh(DType::kF32);
-  const TemporaryFolder folder("merged");
+  const prl::testing::TempFolder folder;
   save_merged(adapted.weights, folder.path() / "model", DType::kF32);
   const WeightsPtr merged = load_weights(model.ctx(), load_model_config(folder.path() / "model"), folder.path() / "model", DType::kF32,
                                          PolicyVersion{2}, nullptr);
@@ -347,7 +347,7 @@ TEST(Peft, MergingGivesTheAdaptersModel) {
 TEST(Peft, AnAdapterKnowsTheWeightsThatItWasTrainedOn) {
   SmallModel model("llama", true, 2);
   Adapted adapted(model, DType::kF32, config_of({"q_proj"}, 8));
-  const TemporaryFolder folder("base-identity");
+  const prl::testing::TempFolder folder;
   const WeightsChecksum base = checksum(*adapted.base);
   const auto error = [&](const BaseIdentity& here) {
     return error_of(
@@ -371,7 +371,7 @@ TEST(Peft, AnAdapterKnowsTheWeightsThatItWasTrainedOn) {
 TEST(Peft, FaultsAreNamed) {
   SmallModel model("llama", true, 2), wide("llama", true, 2, true);
   Adapted adapted(model, DType::kF32, config_of({"q_proj"}, 8));
-  const TemporaryFolder folder("faults");
+  const prl::testing::TempFolder folder;
   save_peft_adapter(*adapted.weights, *adapted.trained.table(), folder.path());
   const auto file = folder.path() / kPeftTensors, json = folder.path() / kPeftConfig;
   const std::string tensors = read_file(file, 1 << 24), config = read_file(json, 1 << 20);

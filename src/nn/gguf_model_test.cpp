@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "base/files.hpp"
 #include "base/testing/source_dir.hpp"
+#include "base/testing/temp_folder.hpp"
 #include "nn/stored_weights.hpp"
 #include "nn/test_support.hpp"
 
@@ -16,7 +17,6 @@ namespace prl::nn {
 namespace {
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
-using testing_support::TemporaryFolder;
 
 fs::path fixture(const std::string& name) { return test_source_dir() / "tests/fixtures/gguf" / name; }
 std::shared_ptr<const io::GgufFile> open(const fs::path& path) { return std::make_shared<io::GgufFile>(io::GgufFile::open(path)); }
@@ -103,7 +103,7 @@ TEST(GgufModel, QuantisedLlamaBecomesAFolderThatLoads) {
   const auto sources = gguf_weight_sources(file, config);
   const auto expected = io::SafetensorsFile::open(fixture("tiny_llama.safetensors"));
   ASSERT_EQ(sources.size(), expected.entries().size());
-  const TemporaryFolder temporary("gguf");
+  const prl::testing::TempFolder temporary;
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     const fs::path folder = temporary.path() / std::string(to_string(dtype));
     std::uint64_t last = 0, total = 0;
@@ -136,7 +136,7 @@ TEST(GgufModel, QuantisedLlamaBecomesAFolderThatLoads) {
 }
 
 TEST(GgufModel, NamesWhatItCannotTake) {
-  const TemporaryFolder temporary("ggufbad");
+  const prl::testing::TempFolder temporary;
   const auto config_of = [&](const std::string& from, const std::string& to) {
     return [&, from, to] { gguf_model_config(*open(changed(temporary.path(), "tiny_llama.gguf", from, to))); };
   };

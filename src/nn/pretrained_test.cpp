@@ -10,6 +10,7 @@
 
 #include "base/error.hpp"
 #include "base/files.hpp"
+#include "base/testing/temp_folder.hpp"
 #include "io/safetensors.hpp"
 #include "nn/test_support.hpp"
 
@@ -19,7 +20,6 @@ namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 using testing_support::golden_models;
 using testing_support::SmallModel;
-using testing_support::TemporaryFolder;
 
 void expect_error(const std::function<void()>& body, ErrorCode code, const std::string& part) {
   try {
@@ -52,7 +52,7 @@ TEST_P(PretrainedTest, RoundTripsInEveryDtypeWholeAndSharded) {
   for (const Case c : {Case{true, DType::kBF16, 1 << 30}, Case{true, DType::kF32, 30000}, Case{false, DType::kBF16, 30000},
                        Case{false, DType::kF16, 1 << 30}}) {
     SmallModel model(GetParam(), c.tied);
-    const TemporaryFolder temporary("roundtrip");
+    const prl::testing::TempFolder temporary;
     const fs::path folder = temporary.path() / "saved";
     save_pretrained(*model.parameters, folder, c.dtype, {}, c.shard_bytes);
     EXPECT_EQ(fs::exists(folder / "model.safetensors.index.json"), c.shard_bytes == 30000);
@@ -76,7 +76,7 @@ TEST_P(PretrainedTest, PackedMastersEqualWeightsLoadedFromAFile) {
   for (const bool tied : {true, false}) {
     SmallModel model(GetParam(), tied);
     for (const DType compute : {DType::kF32, DType::kBF16}) {
-      const TemporaryFolder temporary("load");
+      const prl::testing::TempFolder temporary;
       save_pretrained(*model.parameters, temporary.path(), compute, {});
       const WeightsPtr made = model.weights(compute);
       const WeightsPtr loaded =
@@ -110,7 +110,7 @@ TEST_P(PretrainedTest, PackedMastersEqualWeightsLoadedFromAFile) {
                    "'" + embedding.name + "'");
     }
     // fp32 file, bf16 compute: rounding while packing equals rounding while saving.
-    const TemporaryFolder temporary("mixed");
+    const prl::testing::TempFolder temporary;
     save_pretrained(*model.parameters, temporary.path(), DType::kF32, {});
     EXPECT_EQ(checksum(*load_weights(model.ctx(), model.config, temporary.path(), DType::kBF16, {}, nullptr)).combined,
               checksum(*model.weights(DType::kBF16)).combined);
@@ -137,7 +137,7 @@ INSTANTIATE_TEST_SUITE_P(Families, PretrainedTest, ::testing::Values("llama", "q
                          [](const auto& test) { return test.param; });
 
 TEST(Pretrained, SavingKeepsTheConfigAndTheTokenizer) {
-  const TemporaryFolder temporary("keep");
+  const prl::testing::TempFolder temporary;
   const fs::path source = golden_models() / "qwen2_tied";
   Parameters parameters(make_cpu_runtime(), load_model_config(source));
   load_parameters(parameters, source);
@@ -159,7 +159,7 @@ TEST(Pretrained, SavingKeepsTheConfigAndTheTokenizer) {
 
 TEST(Pretrained, AChatTemplateReplacesTheFoldersOwnWhereverReadersLookForIt) {
   SmallModel model("llama");
-  const TemporaryFolder temporary("template");
+  const prl::testing::TempFolder temporary;
   const fs::path source = temporary.path() / "source", saved = temporary.path() / "out";
   fs::create_directories(source / "additional_chat_templates");
   std::ofstream(source / "tokenizer_config.json") << R"({"eos_token": "<e>", "chat_template": "old", "model_max_length": 1e30})";
@@ -183,7 +183,7 @@ TEST(Pretrained, AChatTemplateReplacesTheFoldersOwnWhereverReadersLookForIt) {
 
 TEST(Pretrained, AFolderIsWrittenWholeOrNotAtAll) {
   SmallModel model("llama");
-  const TemporaryFolder temporary("whole");
+  const prl::testing::TempFolder temporary;
   const fs::path folder = temporary.path() / "out";
   expect_error(
       [&] { save_pretrained(*model.parameters, folder, DType::kBF16, {.folder = temporary.path() / "nowhere", .chat_template = {}}); },
@@ -197,7 +197,7 @@ TEST(Pretrained, AFolderIsWrittenWholeOrNotAtAll) {
 
 TEST(Pretrained, DamagedFoldersAreRefusedByName) {
   SmallModel model("llama", true);
-  const TemporaryFolder temporary("damage");
+  const prl::testing::TempFolder temporary;
   const fs::path folder = temporary.path() / "m";
   const auto load = [&] { load_parameters(*model.parameters, folder); };
   const auto load_packed = [&] { load_weights(model.ctx(), model.config, folder, DType::kBF16, {}, nullptr); };
@@ -245,7 +245,7 @@ TEST(Pretrained, DamagedFoldersAreRefusedByName) {
 
 TEST(Pretrained, ATiedHeadThatDiffersFromTheEmbeddingIsRefused) {
   SmallModel untied("llama", false);
-  const TemporaryFolder temporary("tied");
+  const prl::testing::TempFolder temporary;
   save_pretrained(*untied.parameters, temporary.path() / "m", DType::kBF16, {});
   ModelConfig config = load_model_config(temporary.path() / "m");
   EXPECT_FALSE(config.tie_word_embeddings);
@@ -287,7 +287,7 @@ TEST(Parameters, FrozenTensorsHaveNoMaster) {
   EXPECT_FALSE(some.value(Block::kEmbedding).defined());
   EXPECT_FALSE(some.grad(Block::kQkv, 0).defined());
   EXPECT_TRUE(some.grad(Block::kQkv, 1).defined());
-  const TemporaryFolder temporary("frozen");
+  const prl::testing::TempFolder temporary;
   save_pretrained(*model.parameters, temporary.path() / "m", DType::kF32, {});
   load_parameters(some, temporary.path() / "m");
   for (const NamedParameter& p : some.named()) {
@@ -297,7 +297,7 @@ TEST(Parameters, FrozenTensorsHaveNoMaster) {
 }
 
 TEST(InitModel, IsAFunctionOfItsSeed) {
-  const TemporaryFolder temporary("init");
+  const prl::testing::TempFolder temporary;
   InitModelOptions options;
   options.num_layers = 1;
   options.seed = 3;

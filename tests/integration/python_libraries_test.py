@@ -309,10 +309,13 @@ max_model_len = 1024
             by_env.setdefault(row["task"], []).append(row)
         check(not any(row["error"] for row in rows), f"{[row['error'] for row in rows if row['error']]}")
         check(len(rows) >= 48 and len(by_env) == 2, f"{ {name: len(found) for name, found in by_env.items()} }")
-        for row in by_env.get("prl-guess-v1", []):
-            # A guess may be right before the limit.
-            check(row["completion_len"] <= 12 and (row["completion_len"] < 12 or row["stop_condition"] == "max_total_completion_tokens_reached"),
-                  f"{row['completion_len']} {row['stop_condition']}")
+        guesses = by_env["prl-guess-v1"]
+        for row in guesses:
+            # A right guess ends the rollout before the limit, or with its last token.
+            is_right = row["stop_condition"] == "user_closed" and row["reward"] > 1
+            check(row["completion_len"] <= 12 and (is_right or row["stop_condition"] == "max_total_completion_tokens_reached"),
+                  f"{row['completion_len']} {row['stop_condition']} {row['reward']}")
+        check(any(row["stop_condition"] == "max_total_completion_tokens_reached" for row in guesses), "no rollout came to the limit")
         groups = {}
         for row in by_env.get("prl-ranked", []):
             groups.setdefault(row["trajectory_id"].rsplit("-", 1)[0], []).append(row)

@@ -14,12 +14,6 @@ constexpr std::int64_t kGradientTokens = 1024;
 /// Half of a small second-level cache.
 constexpr std::size_t kReadAheadBytes = std::size_t{512} << 10;
 
-const GemmKernels& gemm_for(const OpContext& ctx, DType dtype, WeightUse use = WeightUse::kMatrix) {
-  const Kernels& k = kernels(ctx);
-  if (dtype != DType::kBF16) return *k.gemm_f32;
-  return use == WeightUse::kAdapter && k.gemm_bf16_narrow != nullptr ? *k.gemm_bf16_narrow : *k.gemm_bf16;
-}
-
 /// Rounds finished tiles into a strided output, with bias or onto what is there.
 struct StoreRows {
   const Kernels* kernels;
@@ -55,6 +49,12 @@ GemmLeft rows_of(const ConstTensorView& x) {
 }
 
 }  // namespace
+
+const GemmKernels& gemm_for(const OpContext& ctx, DType dtype, WeightUse use) {
+  const Kernels& k = kernels(ctx);
+  if (dtype != DType::kBF16) return *k.gemm_f32;
+  return use == WeightUse::kAdapter && k.gemm_bf16_narrow != nullptr ? *k.gemm_bf16_narrow : *k.gemm_bf16;
+}
 
 PackedWeight::PackedWeight(OpContext& ctx, ConstTensorView w, ConstTensorView bias, DType compute, bool with_backward, WeightUse use)
     : gemm(&gemm_for(ctx, compute, use)) {

@@ -5,6 +5,9 @@
 
 namespace prl::ops::cpu {
 
+/// The products of this context's kind in `dtype`, of matrices that are used so.
+const GemmKernels& gemm_for(const OpContext& ctx, DType dtype, WeightUse use = WeightUse::kMatrix);
+
 /// A weight in panels for one CPU kind: W^T for y = x W^T, and W for dx = dy W if it is to be trained.
 class PackedWeight final : public LinearWeight {
  public:

@@ -183,7 +183,7 @@ void lora_backward(OpContext& ctx, TensorView dx_TK, TensorView da_RK, std::span
                    ConstTensorView x_TK, const LoraWeight& w, bool accumulate_dx, bool accumulate) {
   const PackedWeight& a = packed(ctx, *w.a);
   const GemmKernels& k = *a.gemm;
-  const GemmKernels& wide = w.dtype() == DType::kBF16 ? *kernels(ctx).gemm_bf16 : *kernels(ctx).gemm_f32;
+  const GemmKernels& wide = gemm_for(ctx, w.dtype());
   const std::int64_t T = x_TK.shape.num_rows(), K = x_TK.shape.num_cols(), R = w.num_ranks();
   const std::size_t h_bytes = aligned_bytes(static_cast<std::size_t>(T * R) * size_of(w.dtype()));
   std::size_t scratch_bytes =
