@@ -37,7 +37,7 @@ TensorView Arena::take(Shape shape, DType dtype) {
     offset_ = 0;
   }
   if (block_ == blocks_.size()) {
-    // Growing by a share of what is there keeps the number of blocks logarithmic and little unused; reset() merges them.
+    // Growing by a share of what is there keeps the number of blocks logarithmic and little unused.
     add_block(std::max({kMinBlockBytes, bytes, capacity() / 8}));
     offset_ = 0;
   }
@@ -55,7 +55,8 @@ void Arena::release(Mark mark) noexcept {
 }
 
 void Arena::reset() {
-  if (blocks_.size() > 1) replace_blocks(capacity());
+  // Memory that has been touched is worth keeping where it is: a new block of the same size costs as many page faults and cleared pages.
+  if (blocks_.size() > 1 && capacity() > most_used_ + most_used_ / 4) replace_blocks(most_used_);
   release({});
 }
 

@@ -28,7 +28,7 @@ class Arena {
   Mark mark() const noexcept { return {block_, offset_, used_}; }
   /// Frees everything taken after `mark`.
   void release(Mark mark) noexcept;
-  /// Frees everything. Blocks that were added since the last reset are merged into one.
+  /// Frees everything. Blocks of which more than a fifth was not needed at the peak are replaced by one of the peak use.
   void reset();
   /// Frees everything and keeps one block of the peak use: growing leaves more than that.
   void fit();

@@ -55,6 +55,25 @@ TEST_F(TapeTest, ArenaGivesAlignedMemoryAndReusesIt) {
   EXPECT_EQ(arena_.capacity(), capacity);
 }
 
+TEST_F(TapeTest, ArenaKeepsTheBlocksThatItNeeds) {
+  const auto take_mib = [&](std::int64_t mib) { return arena_.take({mib << 20}, DType::kU8).data; };
+  const void* first = take_mib(1);
+  const void* second = take_mib(16);
+  EXPECT_NE(first, second);
+  arena_.reset();
+  EXPECT_EQ(take_mib(1), first) << "nothing is unused, so touched memory stays";
+  EXPECT_EQ(take_mib(16), second);
+  arena_.reset();
+  // A tensor that is a little larger than a block leaves all of it unused.
+  (void)take_mib(17);
+  arena_.reset();
+  EXPECT_EQ(arena_.capacity(), std::size_t{17} << 20) << "half of the memory is unused, so that one block replaces it";
+  const std::size_t allocations = arena_.num_allocations();
+  (void)take_mib(1);
+  (void)take_mib(16);
+  EXPECT_EQ(arena_.num_allocations(), allocations);
+}
+
 TEST_F(TapeTest, NothingIsRecordedWithoutATape) {
   const Tensor x = random({2, 8}, 1), w = random({8}, 2);
   Frame frame{ctx(), arena_};

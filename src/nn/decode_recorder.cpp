@@ -161,7 +161,7 @@ TensorView DecodeRecorder::run(const Weights& weights, KvCache& cache, const Pag
   }
   if (num_allocations_ != arena_.num_allocations() || workspace_generation_ != ctx_.workspace->generation()) drop_recordings();
   if (step.work == nullptr) {
-    arena_.reset();  // merges blocks, which recording must not do
+    arena_.reset();  // may replace blocks, which recording must not do
     const std::size_t allocations = arena_.num_allocations();
     const std::uint64_t generation = ctx_.workspace->generation();
     step.work = ctx_.runtime->record([&] { step.h_BH = forward(weights, cache, step, batch.drawn_B, bank); });
