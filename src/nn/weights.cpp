@@ -1,6 +1,7 @@
 #include "nn/weights.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "base/error.hpp"
@@ -225,24 +226,31 @@ class StoredReader {
     fill(out, block, as_stored);
     return out;
   }
+  /// Error{kCorrupt} naming a tensor that holds anything but finite numbers.
   void fill(const Tensor& out, const BlockSpec& block, bool as_stored) const {
-    constexpr std::int64_t kLoadPiece = 1 << 20;
+    constexpr std::int64_t kLoadPiece = 1 << 18;  // elements; looked at while they are in the cache
+    const bool is_on_host = ctx_.runtime->device().kind == DeviceKind::kCpu;
     auto* to = out.as<std::byte>();
     for (const io::SafetensorsRef& ref : refs_of(block)) {
       const std::int64_t count = ref.entry->num_elements();
-      if (as_stored) {
-        const auto bytes = ref.file->bytes(*ref.entry);
-        ctx_.runtime->copy_from_host(to, bytes.data(), bytes.size());
-        ref.file->check_whole();
-        to += bytes.size();
-        continue;
-      }
+      const auto bytes = ref.file->bytes(*ref.entry);
+      std::atomic<bool> is_finite{true};
       ctx_.pool->parallel_for((count + kLoadPiece - 1) / kLoadPiece, [&](std::int64_t n) {
-        std::vector<float> values(static_cast<std::size_t>(std::min(kLoadPiece, count - n * kLoadPiece)));
-        ref.file->read_f32(*ref.entry, n * kLoadPiece, values);
-        ctx_.runtime->copy_from_host(to + n * kLoadPiece * 4, values.data(), values.size() * sizeof(float));
+        const std::int64_t first = n * kLoadPiece, num = std::min(kLoadPiece, count - first);
+        if (!as_stored) {
+          std::vector<float> values(static_cast<std::size_t>(num));
+          ref.file->read_f32(*ref.entry, first, values);
+          ctx_.runtime->copy_from_host(to + first * 4, values.data(), values.size() * sizeof(float));
+        } else if (is_on_host) {
+          const std::size_t at = static_cast<std::size_t>(first) * size_of(ref.entry->type);
+          ctx_.runtime->copy_from_host(to + at, bytes.data() + at, static_cast<std::size_t>(num) * size_of(ref.entry->type));
+        }
+        if (io::find_not_finite(*ref.file, *ref.entry, first, num, compute_) >= 0) is_finite.store(false, std::memory_order_relaxed);
       });
-      to += count * 4;
+      if (!is_finite) check_finite(std::span(&ref, 1), compute_, *ctx_.pool);
+      if (as_stored && !is_on_host) ctx_.runtime->copy_from_host(to, bytes.data(), bytes.size());  // overlaps its own pieces
+      ref.file->check_whole();
+      to += as_stored ? bytes.size() : static_cast<std::size_t>(count) * sizeof(float);
     }
   }
   ops::OpContext& ctx_;
@@ -258,7 +266,6 @@ WeightsPtr load_weights(ops::OpContext& ctx, const ModelConfig& config, const st
   const io::SafetensorsFolder files = io::SafetensorsFolder::open(folder);
   std::shared_ptr<Weights> weights = start_weights(ctx, config, make_tensor_table(config), compute, version, previous);
   const std::vector<io::SafetensorsRef> stored = match_stored_weights(files, config, *weights->table);
-  check_finite(stored, compute, *ctx.pool);
   fill_weights(*weights, ctx, with_backward, StoredReader(ctx, stored, compute, with_backward));
   return weights;
 }
