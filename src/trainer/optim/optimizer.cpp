@@ -1,6 +1,7 @@
 #include "trainer/optim/optimizer.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 
@@ -41,7 +42,18 @@ std::vector<TensorView> views_of(const List& list, Fn view_of) {
 }
 
 /// Elements counted by one worker at a time.
-constexpr std::int64_t kPiece = 1 << 20;
+constexpr std::size_t kCountedPiece = std::size_t{1} << 17;
+
+std::int64_t count_zeros(std::span<const float> values) {
+  constexpr std::size_t kBlock = 1024;  // of a known length, so that the loop is vectorized
+  std::int64_t count = 0;
+  for (; values.size() >= kBlock; values = values.subspan(kBlock)) {
+    std::int32_t in_block = 0;
+    for (std::size_t i = 0; i < kBlock; ++i) in_block += values[i] == 0.0f ? 1 : 0;
+    count += in_block;
+  }
+  return count + std::ranges::count(values, 0.0f);
+}
 
 /// At most so many elements at a time, of one range each.
 std::vector<ElementRange> pieces_of(const ElementRanges& elements, std::int64_t most) {
@@ -324,22 +336,19 @@ std::optional<double> zero_grad_ratio(ops::OpContext& ctx, const nn::Parameters&
                                       comm::Communicator& group) {
   if (ctx.runtime->device().kind != DeviceKind::kCpu || ctx.pool == nullptr) return std::nullopt;
   const ElementRanges& own = plan.elements(group.rank());
-  std::int64_t num_zeros = 0;
-  std::vector<std::int64_t> counts;
+  std::vector<std::span<const float>> pieces;  // of all tensors, of which many are one piece
   for (const nn::NamedParameter& p : parameters.named()) {
     const ElementRange part = own.part_of(p.range());
-    const std::int64_t n = part.count(), num_pieces = (n + kPiece - 1) / kPiece;
-    if (n == 0) continue;
-    const float* values = own_grads.as<float>() + own.place_of(part.begin);
-    counts.assign(static_cast<std::size_t>(num_pieces), 0);
-    ctx.pool->parallel_for(num_pieces, [&](std::int64_t piece) {
-      const std::int64_t end = std::min(n, (piece + 1) * kPiece);
-      counts[static_cast<std::size_t>(piece)] = std::count(values + piece * kPiece, values + end, 0.0f);
-    });
-    for (const std::int64_t c : counts) num_zeros += c;
+    if (part.count() == 0) continue;
+    std::span<const float> rest(own_grads.as<float>() + own.place_of(part.begin), static_cast<std::size_t>(part.count()));
+    for (; !rest.empty(); rest = rest.subspan(pieces.back().size())) pieces.push_back(rest.first(std::min(rest.size(), kCountedPiece)));
   }
+  std::atomic<std::int64_t> num_zeros{0};
+  ctx.pool->parallel_for(static_cast<std::int64_t>(pieces.size()), [&](std::int64_t n) {
+    num_zeros.fetch_add(count_zeros(pieces[static_cast<std::size_t>(n)]), std::memory_order_relaxed);
+  });
   double all = 0;
-  for (const double count : group.gather_number(static_cast<double>(num_zeros), {.what = "zeros of the gradient"})) all += count;
+  for (const double count : group.gather_number(static_cast<double>(num_zeros.load()), {.what = "zeros of the gradient"})) all += count;
   const std::int64_t total = parameters.table()->num_trainable();
   return total == 0 ? 0 : all / static_cast<double>(total);
 }
