@@ -1,6 +1,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
+#include <thread>
+#include <vector>
+
 #include "base/error.hpp"
 #include "base/files.hpp"
 #include "env/message_match.hpp"
@@ -301,6 +306,25 @@ TEST(WorkerFiles, AreUnpackedOnce) {
   std::size_t num_files = 0;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) num_files += entry.is_regular_file() ? 1 : 0;
   EXPECT_EQ(num_files, worker_files().size());
+  std::filesystem::remove_all(folder / "prl_worker/adapters");
+  EXPECT_EQ(unpack_worker(cache), folder);
+  EXPECT_TRUE(std::filesystem::exists(folder / "prl_worker/adapters/base.py")) << "a file that is missing is written again";
+}
+
+TEST(WorkerFiles, AreUnpackedByManyThreadsAtOnce) {
+  const std::filesystem::path cache = std::filesystem::path(::testing::TempDir()) / "prl-worker-files-threads";
+  std::filesystem::remove_all(cache);
+  std::vector<std::jthread> threads;
+  std::atomic<int> num_complete{0};
+  for (int i = 0; i < 4; ++i)
+    threads.emplace_back([&] {
+      const std::filesystem::path folder = unpack_worker(cache);
+      const std::vector<WorkerFile> files = worker_files();
+      if (std::ranges::all_of(files, [&](const WorkerFile& file) { return std::filesystem::exists(folder / file.path); })) ++num_complete;
+    });
+  threads.clear();
+  EXPECT_EQ(num_complete, 4);
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(cache), std::filesystem::directory_iterator()), 1) << "nothing is left over";
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <mutex>
 
 #include "base/error.hpp"
 #include "base/files.hpp"
@@ -17,11 +18,18 @@ fs::path cache_folder() {
 }
 
 fs::path unpack_worker(const fs::path& cache) {
+  static std::mutex one_at_a_time;  // pools and trackers of one process start at the same moment
+  const std::lock_guard lock(one_at_a_time);
   const std::vector<WorkerFile> files = worker_files();
   std::uint64_t hash = 0;
   for (const WorkerFile& file : files) hash = hash_bytes(file.content, hash_bytes(file.path, hash));
   const fs::path folder = cache / fmt::format("worker-{:016x}", hash);
-  if (fs::is_directory(folder)) return folder;
+  if (fs::is_directory(folder)) {
+    // Whoever tidies a cache by age removes single files.
+    for (const WorkerFile& file : files)
+      if (std::error_code ignored; !fs::exists(folder / file.path, ignored)) write_file_atomic(folder / file.path, file.content);
+    return folder;
+  }
   const fs::path temporary = cache / fmt::format("worker-{:016x}.tmp-{}", hash, ::getpid());
   try {
     for (const WorkerFile& file : files) {
