@@ -1,22 +1,24 @@
 #!/usr/bin/env python3
-"""What the page of a run costs the run, and how soon it shows something: `prl rl` with pages open and without, in many short turns.
+"""What the page of a run costs the run, and how soon it shows something: two runs of `prl rl` side by side, of which one and then the other has pages open.
 
-usage: dashboard.py PRL MODEL_FOLDER SHAPE [--pages N] [--turns N] [--seconds S] [--nice N] [--json FILE]; the folder is made when it is missing, of a
+usage: dashboard.py PRL MODEL_FOLDER SHAPE [--pages N] [--turns N] [--seconds S] [--nice N] [--viewers-on CORES] [--json FILE]; the folder is made when it is missing, of a
 SHAPE of models.py. A page is a connection that follows the events and asks what the real one asks (src/dashboard/page): what its view shows when it
 is opened, the same again at the pace of that view when there is news (curves take their points from the news), and the list of runs every 3 s. Pages are
-in a process of their own on the same machine, of the lowest priority unless --nice says otherwise: they stand for browsers, which
-are elsewhere as a rule; viewers_cpu_percent is what they take of one processor.
+in a process of their own on the cores of their run, of the lowest priority unless --nice says otherwise, or on the cores that --viewers-on names: they
+stand for browsers, which are elsewhere as a rule; viewers_cpu_percent is what they take of one processor.
 
-Turns go without, with, with, without, and again: four turns give one ratio of the lengths of a step, in which a drift of the machine or of the run
-cancels. Counted are the steps that lie within a turn, by the times of metrics.jsonl, after a moment for the change. The learning rate is 1e-12, so that
-replies stay as long as they are. Prints one JSON object: slower_percent is the median over those ratios, slower_interval its 95% interval (bootstrap),
-cpu_percent the same of the processor time that the run takes per step, which other work on the machine changes less. page_cpu_percent is the processor time
-of the page's own threads per step with pages, in percent of what the run takes per step without: it counts what the page does and nothing else, so it
-hardly depends on what else the machine does; page_cpu_ms and page_cpu_ms_without are the milliseconds.
+Each run has half of the cores. What else a machine does slows both alike, so that the ratio of their steps in the same seconds changes far less than
+the steps do. The pages change sides after every turn; two turns give one ratio, in which it cancels that one half of the cores may be the faster.
+Counted are the steps that lie within a turn, by the times of metrics.jsonl, after a moment for the change. The learning rate is 1e-12, and all replies
+have one length. Prints one JSON object: slower_percent is the mean over those ratios, slower_interval its 95% interval (bootstrap),
+cpu_percent the same of the processor time that a run takes per step. page_cpu_percent is the processor time
+of the page's own threads per step with pages, in percent of what a run takes per step without: it counts what the page does and nothing else;
+page_cpu_ms and page_cpu_ms_without are the milliseconds.
 """
 import argparse
 import http.client
 import json
+import math
 import os
 import pathlib
 import random
@@ -117,11 +119,11 @@ def steps_within(times, begin, end):
     return max(0, len(within) - 1), within[-1] - within[0] if within else 0.0
 
 
-def median_and_interval(values):
-    """The median, and its 95% interval by the bootstrap."""
+def mean_and_interval(values):
+    """The mean, and its 95% interval by the bootstrap."""
     chance = random.Random(1)
-    medians = sorted(statistics.median(chance.choices(values, k=len(values))) for _ in range(10_000))
-    return round(statistics.median(values), 2), [round(medians[250], 2), round(medians[-251], 2)]
+    means = sorted(statistics.mean(chance.choices(values, k=len(values))) for _ in range(10_000))
+    return round(statistics.mean(values), 2), [round(means[250], 2), round(means[-251], 2)]
 
 
 def cpu_seconds(pid):
@@ -160,34 +162,93 @@ def first_view(port):
     return time.monotonic() - begin
 
 
+class Run:
+    """A run on some of the cores, and the process of its pages. Leaving the context ends both."""
+
+    def __init__(self, options, model, folder, cores):
+        self.out = folder
+        self.pages = self.log = None
+        os.makedirs(folder)
+        self.log = open(os.path.join(folder, "console"), "w+b")
+        self.pin = ["taskset", "-c", ",".join(map(str, cores))]
+        self.process = subprocess.Popen([*self.pin, options.prl, "rl", "--model.name", model, "--output-dir", os.path.join(folder, "run"), "--max-steps", "1000000", "--dashboard.port", "0", "--trainer.optim.lr", "1e-12",
+                                         *OPTIONS], stdout=self.log, stderr=subprocess.STDOUT)
+        self.viewers_s = 0.0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.pages:
+            self.pages.kill()
+            self.pages.wait()
+        self.process.terminate()
+        self.process.wait(60)
+        self.log.close()
+
+    def address(self):
+        if self.process.poll() is not None:
+            sys.exit(f"a run ended:\n{open(self.log.name, errors='replace').read()[-2000:]}")
+        return re.search(r"page: http://127\.0\.0\.1:(\d+)/", open(self.log.name, errors="replace").read())
+
+    def times(self):
+        return step_times(os.path.join(self.out, "run"))
+
+    def begin(self, options):
+        self.port = int(wait(self.address, "the page").group(1))
+        wait(lambda: self.address() and len(self.times()) >= 20, "twenty steps")
+        views = [VIEWS[number % len(VIEWS)] for number in range(options.pages)]
+        pin = ["taskset", "-c", options.viewers_on] if options.viewers_on else self.pin
+        self.pages = subprocess.Popen([*pin, sys.executable, "-c", PAGES, str(self.port), str(RUNS_S), str(options.nice), json.dumps(views)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def show(self, is_open):
+        self.address()
+        self.pages.stdin.write("open\n" if is_open else "close\n")
+        self.pages.stdin.flush()
+        self.viewers_s = float(self.pages.stdout.readline())
+
+    def used(self):
+        """Seconds of processor time: all of the run's, and its page's."""
+        return cpu_seconds(self.process.pid), page_seconds(self.process.pid)
+
+
+def measure_turns(options, runs):
+    """Of each turn: (number of the run with pages, begin, end, [(processor, page) seconds of each run])."""
+    turns = []
+    for turn in range(options.turns):
+        with_pages = turn % 2
+        for number in (1 - with_pages, with_pages):  # closed before others open
+            runs[number].show(number == with_pages)
+        time.sleep(SETTLE_S)
+        begin, before = time.time(), [run.used() for run in runs]
+        time.sleep(options.seconds)
+        turns.append((with_pages, begin, time.time(), [(now[0] - then[0], now[1] - then[1]) for now, then in zip([run.used() for run in runs], before)]))
+    for run in runs:
+        run.show(False)
+    return turns
+
+
 def summary(options, turns, times, viewers_s, views_s):
-    slower, cpu, of_page, step_s, cpu_s, page_s = [], [], [], {True: [], False: []}, {True: [], False: []}, {True: [], False: []}
-    for at in range(0, len(turns), 4):
-        count, seconds, used, used_by_page, length = ({True: 0, False: 0} for _ in range(5))
-        for has_pages, begin, end, processor, page in turns[at:at + 4]:
-            steps, spent = steps_within(times, begin, end)
-            count[has_pages] += steps
-            seconds[has_pages] += spent
-            used[has_pages] += processor
-            used_by_page[has_pages] += page
-            length[has_pages] += end - begin
-        if not all(count.values()):
-            continue
-        for kind in (True, False):
-            step_s[kind].append(seconds[kind] / count[kind])
-            cpu_s[kind].append(used[kind] / length[kind] * step_s[kind][-1])
-            page_s[kind].append(used_by_page[kind] / length[kind] * step_s[kind][-1])
-        of_page.append(100 * page_s[True][-1] / cpu_s[False][-1])
-        slower.append(100 * (step_s[True][-1] / step_s[False][-1] - 1))
-        cpu.append(100 * (cpu_s[True][-1] / cpu_s[False][-1] - 1))
-    if not slower:
-        sys.exit("no turn held two steps: more --seconds are needed")
+    step_s, cpu_s, page_s = ({True: [], False: []} for _ in range(3))
+    slower_of, cpu_of = [], []  # of each turn, as logarithms
+    for with_pages, begin, end, used in turns:
+        counted = [steps_within(of_run, begin, end) for of_run in times]
+        if not all(count for count, _ in counted):
+            sys.exit("a turn held fewer than two steps: more --seconds are needed")
+        for number, (count, seconds) in enumerate(counted):
+            has_pages = number == with_pages
+            step_s[has_pages].append(seconds / count)
+            cpu_s[has_pages].append(used[number][0] / (end - begin) * seconds / count)
+            page_s[has_pages].append(used[number][1] / (end - begin) * seconds / count)
+        slower_of.append(math.log(step_s[True][-1] / step_s[False][-1]))
+        cpu_of.append(math.log(cpu_s[True][-1] / cpu_s[False][-1]))
+    slower, cpu = ([100 * math.expm1((values[at] + values[at + 1]) / 2) for at in range(0, len(values) - 1, 2)] for values in (slower_of, cpu_of))
     result = {"pages": options.pages, "turns": options.turns, "seconds": options.seconds, "step_s_without": round(statistics.median(step_s[False]), 4), "step_s_with": round(statistics.median(step_s[True]), 4)}
-    result["slower_percent"], result["slower_interval"] = median_and_interval(slower)
-    result["cpu_percent"], result["cpu_interval"] = median_and_interval(cpu)
-    result["page_cpu_percent"], result["page_cpu_interval"] = median_and_interval(of_page)
+    result["slower_percent"], result["slower_interval"] = mean_and_interval(slower)
+    result["cpu_percent"], result["cpu_interval"] = mean_and_interval(cpu)
+    result["page_cpu_percent"], result["page_cpu_interval"] = mean_and_interval([100 * of_page / of_run for of_page, of_run in zip(page_s[True], cpu_s[False])])
     result["page_cpu_ms"], result["page_cpu_ms_without"] = (round(1000 * statistics.median(page_s[kind]), 3) for kind in (True, False))
-    result["viewers_cpu_percent"] = round(100 * viewers_s / sum(end - begin + SETTLE_S for has_pages, begin, end, *_ in turns if has_pages), 1)
+    result["viewers_cpu_percent"] = round(100 * viewers_s / sum(end - begin + SETTLE_S for _, begin, end, _ in turns), 1)
     return {**result, "slower_percent_of_turns": [round(one, 2) for one in slower], "cpu_percent_of_turns": [round(one, 2) for one in cpu], "cpu_s_per_step": round(statistics.median(cpu_s[False]), 4),
             "first_view_s": [round(one, 3) for one in views_s]}
 
@@ -198,50 +259,29 @@ def main():
     parser.add_argument("model")
     parser.add_argument("shape")
     parser.add_argument("--pages", type=int, default=10)
-    parser.add_argument("--turns", type=int, default=30, help="of each kind; an odd number is one more")
-    parser.add_argument("--seconds", type=float, default=5, help="of a turn")
+    parser.add_argument("--turns", type=int, default=30, help="an odd number is one more")
+    parser.add_argument("--seconds", type=float, default=10, help="of a turn")
     parser.add_argument("--nice", type=int, default=19, help="priority of the pages")
+    parser.add_argument("--viewers-on", help="cores of the pages, as taskset takes them; default: those of their run")
     parser.add_argument("--json")
     options = parser.parse_args()
     options.turns += options.turns % 2
+    options.prl = os.path.abspath(options.prl)
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        sys.exit("two runs side by side need two cores, and there is one")
+    half = len(cores) // 2
     ensure_model(options.prl, os.path.abspath(options.model), options.shape)
     with tempfile.TemporaryDirectory(prefix="prl-bench-page-") as out:
-        log = open(os.path.join(out, "console"), "w+b")
-        run = subprocess.Popen([options.prl, "rl", "--model.name", warm_up(options.prl, os.path.abspath(options.model), out), "--output-dir", os.path.join(out, "run"), "--max-steps", "1000000", "--dashboard.port", "0", "--trainer.optim.lr", "1e-12",
-                                *OPTIONS], stdout=log, stderr=subprocess.STDOUT)
-        viewers = None
-        try:
-            def page():
-                if run.poll() is not None:
-                    sys.exit(f"the run ended:\n{open(log.name, errors='replace').read()[-2000:]}")
-                return re.search(r"page: http://127\.0\.0\.1:(\d+)/", open(log.name, errors="replace").read())
-            port = int(wait(page, "the page").group(1))
-            wait(lambda: page() and len(step_times(f"{out}/run")) >= 20, "twenty steps")
-            views = [VIEWS[number % len(VIEWS)] for number in range(options.pages)]
-            viewers = subprocess.Popen([sys.executable, "-c", PAGES, str(port), str(RUNS_S), str(options.nice), json.dumps(views)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            turns, viewers_s = [], 0.0
-            for turn in range(2 * options.turns):
-                page()
-                has_pages = turn % 4 in (1, 2)
-                viewers.stdin.write("open\n" if has_pages else "close\n")
-                viewers.stdin.flush()
-                viewers_s = float(viewers.stdout.readline())
-                time.sleep(SETTLE_S)
-                begin, used, used_by_page = time.time(), cpu_seconds(run.pid), page_seconds(run.pid)
-                time.sleep(options.seconds)
-                turns.append((has_pages, begin, time.time(), cpu_seconds(run.pid) - used, page_seconds(run.pid) - used_by_page))
-            viewers.stdin.write("close\n")
-            viewers.stdin.flush()
-            viewers_s = float(viewers.stdout.readline())
-            times = step_times(f"{out}/run")
-            views_s = sorted(first_view(port) for _ in range(5))
-        finally:
-            if viewers:
-                viewers.kill()
-                viewers.wait()
-            run.terminate()
-            run.wait(60)
-    print(json.dumps(result := summary(options, turns, times, viewers_s, views_s)))
+        model = warm_up(options.prl, os.path.abspath(options.model), out)
+        with Run(options, model, os.path.join(out, "0"), cores[:half]) as first, Run(options, model, os.path.join(out, "1"), cores[half:2 * half]) as second:
+            runs = [first, second]
+            for run in runs:
+                run.begin(options)
+            turns = measure_turns(options, runs)
+            times = [run.times() for run in runs]
+            views_s = sorted(first_view(first.port) for _ in range(5))
+    print(json.dumps(result := summary(options, turns, times, sum(run.viewers_s for run in runs), views_s)))
     if options.json:
         with open(options.json, "w") as file:
             json.dump(result, file)

@@ -20,7 +20,8 @@ void compare_with_peer(BenchOptions options, const std::string& shape, const std
 /// Start of `prl inference` to its first token (bench/first_token.py); steps of `prl rl --bench` (bench/rl.py). Random weights of `shape`.
 void bench_start(const std::string& shape, int num_repeats);
 void bench_rl(const std::string& shape, std::uint64_t seed);
-/// What `num_pages` open pages cost a run, in turns with none, and the time to a page's first view (bench/dashboard.py).
+/// What `num_pages` open pages cost a run beside one without, in `num_turns` turns, and the time to a page's first view
+/// (bench/dashboard.py).
 void bench_dashboard(const std::string& shape, int num_pages, int num_turns, const std::optional<std::filesystem::path>& output_json);
 
 }  // namespace prl::tools
