@@ -21,8 +21,8 @@ class Prime:
         if not self.key:
             raise environment.Unavailable(f"the variable {self.own['api_key_var']} (prime_monitor.api_key_var) holds no key; nothing is sent")
         self.extras = self.own.get("log_extras") or {}
-        self.run_file = self.folder / "trackers" / "prime_run"
-        self.sent_file = self.folder / "trackers" / "prime_sent.jsonl"  # a line per row that the platform has taken
+        self.run_file = samples.state_folder(settings) / "prime_run"
+        self.sent_file = samples.state_folder(settings) / "prime_sent.jsonl"  # a line per row that the platform has taken
         self.run_id = None
 
     def _call(self, method, path, body):

@@ -14,6 +14,11 @@ def run_folder(settings):
     return pathlib.Path(settings["run_folder"])
 
 
+def state_folder(settings):
+    """Where a tracker keeps what it needs after a restart."""
+    return run_folder(settings) / settings.get("state", "trackers")
+
+
 def flat_config(folder, settings, limit):
     """[(dotted key, text)] of the resolved configuration, at most `limit`."""
     try:

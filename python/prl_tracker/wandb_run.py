@@ -103,12 +103,12 @@ class Wandb:
             return False
 
     def _run_id(self):
-        """Of the configuration, else one that the folder keeps. Processes that share a run are told its id by who launches them."""
+        """Of the configuration, else one that the folder keeps: for each role that has a run of its own, and one for those that share it."""
         if self.own.get("id"):
             return self.own["id"]
         if self.is_shared and os.environ.get("WANDB_RUN_ID"):
             return os.environ["WANDB_RUN_ID"]
-        kept = self.folder / "trackers" / "wandb_id"
+        kept = (self.folder / "trackers" if self.is_shared else samples.state_folder(self.settings)) / "wandb_id"
         if not kept.exists():
             made = (self.is_shared and os.environ.get("PRL_RUN_ID")) or "".join(random.choices(string.ascii_lowercase + string.digits, k=8))
             kept.parent.mkdir(parents=True, exist_ok=True)
@@ -163,7 +163,7 @@ class Wandb:
 
     def _save_view(self, entity):
         """Once for a run, whatever becomes of it."""
-        tried = self.folder / "trackers" / "wandb_view"
+        tried = samples.state_folder(self.settings) / "wandb_view"
         if self.is_offline or tried.exists():
             return
         tried.parent.mkdir(parents=True, exist_ok=True)

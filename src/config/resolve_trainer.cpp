@@ -135,8 +135,7 @@ void check_several_runs(const TrainerConfig& config, const Check& check) {
     check.problem("ckpt.resume_step", "each of several runs goes on from its own newest checkpoint; remove it");
   if (config.ckpt && config.ckpt->output_dir) check.problem("ckpt.output_dir", "each of several runs saves in its own folder; remove it");
   if (config.healing) check.not_built("healing", "several runs on several ranks");
-  if (config.heartbeat) check.not_built("heartbeat", "one heartbeat of several runs");
-  if (config.metrics_server) check.not_built("metrics_server", "/metrics of several runs; each writes metrics.jsonl");
+  if (config.wandb && config.wandb->id) check.problem("wandb.id", "each of several runs has one of its own, kept in its folder; remove it");
   if (std::holds_alternative<ZmqRollouts>(config.rollout_transport))
     check.problem("rollout_transport.type", "each of several runs names its own in its orchestrator's configuration; remove it");
   if (!std::holds_alternative<FilesystemBroadcast>(config.weight_broadcast))

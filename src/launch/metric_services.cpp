@@ -6,6 +6,7 @@
 #include <cmath>
 #include <condition_variable>
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <stop_token>
@@ -24,18 +25,17 @@ namespace {
 
 constexpr std::chrono::seconds kHeartbeatTimeout{1};
 
-class HeartbeatSink final : public monitor::Sink {
- public:
-  explicit HeartbeatSink(std::string url) : url_(std::move(url)), thread_([this](const std::stop_token& stop) { beat(stop); }) {}
+}  // namespace
 
-  void write(const monitor::Row&) override {
+/// A GET request for each step of whoever calls note(), one after the other on a thread of its own.
+class Heartbeat {
+ public:
+  explicit Heartbeat(std::string url) : url_(std::move(url)), thread_([this](const std::stop_token& stop) { beat(stop); }) {}
+
+  void note() {
     std::lock_guard lock(mutex_);
     is_due_ = true;
     changed_.notify_all();
-  }
-  void finish() override {
-    thread_.request_stop();
-    if (thread_.joinable()) thread_.join();
   }
 
  private:
@@ -71,6 +71,18 @@ class HeartbeatSink final : public monitor::Sink {
   std::jthread thread_;
 };
 
+namespace {
+
+class HeartbeatSink final : public monitor::Sink {
+ public:
+  explicit HeartbeatSink(std::shared_ptr<Heartbeat> heartbeat) : heartbeat_(std::move(heartbeat)) {}
+  void write(const monitor::Row&) override { heartbeat_->note(); }
+  void finish() override { heartbeat_.reset(); }
+
+ private:
+  std::shared_ptr<Heartbeat> heartbeat_;
+};
+
 struct Gauge {
   const char* name;
   const char* metric;
@@ -88,9 +100,11 @@ constexpr Gauge kGauges[] = {
     {"trainer_kl_ent_ratio", "kl_ent_ratio/mean", "mismatch divided by entropy"},
 };
 
-class MetricsServerSink final : public monitor::Sink {
+}  // namespace
+
+class MetricsServer {
  public:
-  explicit MetricsServerSink(const config::MetricsServerConfig& config)
+  explicit MetricsServer(const config::MetricsServerConfig& config)
       : server_({.host = config.host, .port = config.port, .num_io_threads = 1, .max_connections = 64, .name = "trainer metrics"}) {
     server_.route("GET", "/metrics", [this](net::HttpRequest) -> net::asio::awaitable<net::HttpResponse> { co_return page(); });
     server_.route("GET", "/health",
@@ -98,26 +112,65 @@ class MetricsServerSink final : public monitor::Sink {
     server_.start();
     log::info("trainer metrics: http://{}:{}/metrics", config.host, server_.port());
   }
+  ~MetricsServer() { server_.stop(std::chrono::milliseconds(0)); }
+  MetricsServer(const MetricsServer&) = delete;
+  MetricsServer& operator=(const MetricsServer&) = delete;
 
-  void write(const monitor::Row& row) override {
-    std::string text = trainer_gauges(row.step, row.unix_time, row.metrics);
+  void put(const std::string& run, NewestStep newest) {
     std::lock_guard lock(mutex_);
-    text_ = std::move(text);
+    runs_[run] = std::move(newest);
   }
-  void finish() override { server_.stop(std::chrono::milliseconds(0)); }
+  void forget(const std::string& run) {
+    std::lock_guard lock(mutex_);
+    runs_.erase(run);
+  }
 
  private:
   net::HttpResponse page() {
     std::lock_guard lock(mutex_);
-    net::HttpResponse response = net::HttpResponse::text(text_);
+    net::HttpResponse response = net::HttpResponse::text(trainer_gauges(runs_));
     response.content_type = "text/plain; version=0.0.4; charset=utf-8";
     return response;
   }
 
   std::mutex mutex_;
-  std::string text_ = trainer_gauges(0, 0, {});
+  std::map<std::string, NewestStep> runs_;
   net::HttpServer server_;
 };
+
+namespace {
+
+class MetricsServerSink final : public monitor::Sink {
+ public:
+  MetricsServerSink(std::shared_ptr<MetricsServer> server, std::string run) : server_(std::move(server)), run_(std::move(run)) {
+    server_->put(run_, {});
+  }
+  ~MetricsServerSink() override { MetricsServerSink::finish(); }  // a run that failed before its first step is not finished
+  void write(const monitor::Row& row) override { server_->put(run_, {row.step, row.unix_time, row.metrics}); }
+  void finish() override {
+    if (server_ != nullptr) server_->forget(run_);
+    server_.reset();
+  }
+
+ private:
+  std::shared_ptr<MetricsServer> server_;
+  const std::string run_;
+};
+
+/// The label of a run; empty for a run without a name.
+std::string label_of(const std::string& run) {
+  if (run.empty()) return {};
+  std::string text = "{run=\"";
+  for (const char c : run) {
+    if (c == '\n') {
+      text += "\\n";
+      continue;
+    }
+    if (c == '"' || c == '\\') text += '\\';
+    text += c;
+  }
+  return text + "\"}";
+}
 
 class BenchSink : public monitor::Sink {
  public:
@@ -143,25 +196,49 @@ void OrchestratorBench::write() const {
   if (path_) write_file_atomic(*path_, table_->to_json());
 }
 
-std::string trainer_gauges(std::int64_t step, double unix_time, const monitor::Metrics& metrics) {
+std::string trainer_gauges(const std::map<std::string, NewestStep>& runs) {
   std::string text;
-  const auto put = [&](const char* name, const char* help, double value) {
-    const std::string number = std::isnan(value) ? "NaN" : std::isinf(value) ? (value > 0 ? "+Inf" : "-Inf") : fmt::format("{}", value);
-    text += fmt::format("# HELP {0} {1}\n# TYPE {0} gauge\n{0} {2}\n", name, help, number);
+  const auto put = [&](const char* name, const char* help, const auto& value_of) {
+    const std::size_t begin = text.size();
+    for (const auto& [run, newest] : runs) {
+      const std::optional<double> value = value_of(newest);
+      if (!value) continue;
+      if (text.size() == begin) text += fmt::format("# HELP {0} {1}\n# TYPE {0} gauge\n", name, help);
+      const std::string number = std::isnan(*value)   ? "NaN"
+                                 : std::isinf(*value) ? (*value > 0 ? "+Inf" : "-Inf")
+                                                      : fmt::format("{}", *value);
+      text += fmt::format("{}{} {}\n", name, label_of(run), number);
+    }
   };
-  put("trainer_step", "newest step", static_cast<double>(step));
-  put("trainer_last_step_timestamp_seconds", "when it ended, in seconds since 1970", unix_time);
+  using Value = std::optional<double>;
+  put("trainer_step", "newest step", [](const NewestStep& newest) -> Value { return static_cast<double>(newest.step); });
+  put("trainer_last_step_timestamp_seconds", "when it ended, in seconds since 1970",
+      [](const NewestStep& newest) -> Value { return newest.unix_time; });
   for (const Gauge& gauge : kGauges)
-    if (const auto it = metrics.find(gauge.metric); it != metrics.end()) put(gauge.name, gauge.help, it->second);
+    put(gauge.name, gauge.help, [&](const NewestStep& newest) -> Value {
+      const auto it = newest.metrics.find(gauge.metric);
+      return it == newest.metrics.end() ? Value() : it->second;
+    });
   return text;
 }
 
+StepServices::StepServices(const std::optional<config::HeartbeatConfig>& heartbeat,
+                           const std::optional<config::MetricsServerConfig>& metrics_server) {
+  if (heartbeat && !heartbeat->url.empty()) heartbeat_ = std::make_shared<Heartbeat>(heartbeat->url);
+  if (metrics_server) metrics_server_ = std::make_shared<MetricsServer>(*metrics_server);
+}
+
+void StepServices::follow(monitor::Monitor& monitor, const std::string& run) const {
+  if (heartbeat_ != nullptr) monitor.add_sink(std::make_unique<HeartbeatSink>(heartbeat_));
+  if (metrics_server_ != nullptr) monitor.add_sink(std::make_unique<MetricsServerSink>(metrics_server_, run));
+}
+
 void add_heartbeat(monitor::Monitor& monitor, const std::optional<config::HeartbeatConfig>& config) {
-  if (config && !config->url.empty()) monitor.add_sink(std::make_unique<HeartbeatSink>(config->url));
+  StepServices(config, std::nullopt).follow(monitor);
 }
 
 void add_metrics_server(monitor::Monitor& monitor, const std::optional<config::MetricsServerConfig>& config) {
-  if (config) monitor.add_sink(std::make_unique<MetricsServerSink>(*config));
+  StepServices(std::nullopt, config).follow(monitor);
 }
 
 }  // namespace prl::launch

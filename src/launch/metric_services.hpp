@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,11 +14,27 @@
 /// What becomes of a role's steps beside metrics.jsonl: what outside programs learn over HTTP, and the table of a benchmark.
 namespace prl::launch {
 
-/// One GET request per step on a thread of its own, 1 s each and at most one waiting; an answer other than 200 is logged as a warning
-/// and does not affect training.
+class Heartbeat;
+class MetricsServer;
+
+/// Heartbeats, and /metrics over HTTP, of one run or of several in one process. They end with the last monitor that they follow and this.
+/// A heartbeat is one GET request per step on a thread of its own, 1 s each and at most one waiting; an answer other than 200 is logged as
+/// a warning and does not affect training. /metrics are the Prometheus gauges of the newest step of each run that is followed and has not
+/// ended, told apart by the label "run" where they have names; beside it is /health.
+class StepServices {
+ public:
+  /// Each may be off. Error{kIo} naming the address if it is taken.
+  StepServices(const std::optional<config::HeartbeatConfig>& heartbeat, const std::optional<config::MetricsServerConfig>& metrics_server);
+  /// From the monitor's next step until its end.
+  void follow(monitor::Monitor& monitor, const std::string& run = {}) const;
+
+ private:
+  std::shared_ptr<Heartbeat> heartbeat_;
+  std::shared_ptr<MetricsServer> metrics_server_;
+};
+
+/// Those of one run. Errors as of StepServices.
 void add_heartbeat(monitor::Monitor& monitor, const std::optional<config::HeartbeatConfig>& config);
-/// Serves the newest step of the monitor's role as Prometheus gauges on /metrics, and /health. Error{kIo} naming the address if it is
-/// taken.
 void add_metrics_server(monitor::Monitor& monitor, const std::optional<config::MetricsServerConfig>& config);
 
 /// The table of an orchestrator with `bench`: the sampler's tokens per second and the time of each step, beside what the trainer measures.
@@ -33,7 +50,12 @@ class OrchestratorBench {
   std::shared_ptr<trainer::BenchTable> table_;
 };
 
-/// The text of /metrics: the gauges of a trainer whose metrics are there.
-std::string trainer_gauges(std::int64_t step, double unix_time, const monitor::Metrics& metrics);
+struct NewestStep {
+  std::int64_t step = 0;
+  double unix_time = 0;  ///< seconds
+  monitor::Metrics metrics;
+};
+/// The text of /metrics, by the names of runs: the gauges whose metrics are there. The name "" gives no label.
+std::string trainer_gauges(const std::map<std::string, NewestStep>& runs);
 
 }  // namespace prl::launch

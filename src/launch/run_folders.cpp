@@ -167,6 +167,7 @@ config::TrainerConfig trainer_config_of(const config::TrainerConfig& shared, con
   config::TrainerConfig config = shared;
   config.output_dir = run.folder;
   config.max_concurrent_runs = 1;
+  if (config.wandb && config.wandb->name) *config.wandb->name += "-" + run.name;
   config.rollout_transport = orchestrator.rollout_transport;
   config.max_steps = orchestrator.max_steps ? orchestrator.max_steps : shared.max_steps;
   config.max_async_level = orchestrator.max_async_level;

@@ -6,6 +6,7 @@
 #include <boost/json/serialize.hpp>
 #include <chrono>
 #include <condition_variable>
+#include <future>
 #include <map>
 #include <mutex>
 #include <set>
@@ -17,11 +18,13 @@
 #include "config/bind.hpp"
 #include "config/text_format.hpp"
 #include "launch/log_folder.hpp"
+#include "launch/metric_services.hpp"
 #include "launch/model_setup.hpp"
 #include "launch/output_folder.hpp"
 #include "launch/ranks.hpp"
 #include "launch/run_folder.hpp"
 #include "launch/run_folders.hpp"
+#include "launch/trackers.hpp"
 #include "launch/trainer_role.hpp"
 #include "launch/transports.hpp"
 #include "orchestrator/progress.hpp"
@@ -60,6 +63,7 @@ struct Active {
   double own_weight = 1;
   RunState state = RunState::kRun;
   RunFolder::Written written = {};  ///< since the folder was last seen
+  std::unique_ptr<Trackers> trackers = nullptr;
 };
 
 /// What decides how a run is trained; where it goes on from is no part of it.
@@ -131,7 +135,10 @@ trainer::SharedRun make_described(SharedParts& parts, std::string_view descripti
 class RunSlots {
  public:
   RunSlots(const config::TrainerConfig& config, SharedParts& parts)
-      : config_(config), parts_(parts), set_(config.max_concurrent_runs, &parts.mesh.world()) {}
+      : config_(config),
+        parts_(parts),
+        set_(config.max_concurrent_runs, &parts.mesh.world()),
+        services_(config.heartbeat, config.metrics_server) {}
 
   void serve(std::stop_token stop) {
     recall_outcomes();
@@ -154,6 +161,7 @@ class RunSlots {
     for (const trainer::RunView& run : set_.views()) note_end(run.name, set_.end(run.name), kStopped);
     set_.dismiss();
     write_report();
+    retiring_.clear();
   }
 
  private:
@@ -198,8 +206,8 @@ class RunSlots {
     if (found.stamp != active.folder.stamp && !is_taken_over(found, active)) {
       log::info("{} has another configuration: it goes on from its newest checkpoint with it", found.name);
       set_.end(found.name, /*saves=*/false);
-      active_.erase(found.name);
-      return;  // admitted by the next scan
+      retire(found.name, false);
+      return;  // admitted by a later scan
     }
     RunControlFile control;
     try {
@@ -235,7 +243,28 @@ class RunSlots {
     return true;
   }
 
+  /// Frees the place of a run. Its trackers may need a minute for what they have not handed over yet, and no other run waits for that.
+  void retire(const std::string& name, bool has_failed) {
+    const auto it = active_.find(name);
+    if (it->second.trackers != nullptr)
+      retiring_[name] = std::async(std::launch::async, [trackers = std::move(it->second.trackers), has_failed] {
+        log::set_thread_role("");
+        trackers->finish(has_failed);
+      });
+    active_.erase(it);
+  }
+
+  /// Of a run that is begun anew the former trackers end first: both would write to the same places.
+  bool is_retiring(const std::string& name) {
+    const auto it = retiring_.find(name);
+    if (it == retiring_.end()) return false;
+    if (it->second.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return true;
+    retiring_.erase(it);
+    return false;
+  }
+
   void try_admit(const RunFolder& run) {
+    if (is_retiring(run.name)) return;
     try {
       const RunControlFile control = read_control(run.folder);
       if (control.state == RunState::kDrain || control.state == RunState::kStop) return;
@@ -288,12 +317,14 @@ class RunSlots {
       return make_sample_receiver(transport, folder, first_step);
     };
     shared.is_there = [run] { return run.is_there(); };
+    services_.follow(*shared.monitor, run.name);
     const std::int64_t slot = set_.add(std::move(shared), describe(run.name, own));
     active_[run.name] = {.folder = run,
                          .adapter = *orchestrator.student.model.lora->name,
                          .trained_as = text_of(own),
                          .rollout_transport = own.rollout_transport,
-                         .own_weight = orchestrator.run ? orchestrator.run->weight : 1.0};
+                         .own_weight = orchestrator.run ? orchestrator.run->weight : 1.0,
+                         .trackers = std::make_unique<Trackers>(tracker_plan(own))};
     told_to_wait_.erase(run.name);
     obey(run.name, control);  // one that is admitted while it is paused takes no step before the next scan
     const std::int64_t step = set_.view_of(run.name).step;
@@ -354,7 +385,7 @@ class RunSlots {
     RunFolder::Written written = it->second.written;
     written.last_step = end.result.last_step + 1;  // the step in hand may have written before it failed
     written.until = fs::file_time_type::clock::now();
-    active_.erase(it);
+    retire(name, end.error.has_value() || end.is_gone);
     if (end.is_gone) {
       departed_.push_back({.run = folder, .written = written, .why = {}, .num_scans = 0});
       log::success("{} was taken away after step {}: its slot is free", name, end.result.last_step);
@@ -400,7 +431,9 @@ class RunSlots {
   const config::TrainerConfig& config_;
   SharedParts& parts_;
   trainer::RunSet set_;
+  const StepServices services_;
   std::map<std::string, Active> active_;
+  std::map<std::string, std::future<void>> retiring_;  ///< of runs that have left: their trackers, until these have everything
   std::map<std::string, Outcome> outcomes_;
   std::vector<Departed> departed_;
   std::map<std::string, std::int64_t> arrivals_;  ///< of folders that are there, in the order they were seen

@@ -46,6 +46,7 @@ class PlanMaker {
     plan_.settings = {{"run_folder", plan_.run_folder.string()},
                       {"name", plan_.run_folder.filename().string()},
                       {"metrics", metrics.string()},
+                      {"state", plan_.state.string()},
                       {"config", std::string("configs/") + command + ".json"}};
   }
   void add(const char* kind, json::object settings) {
@@ -74,8 +75,12 @@ class PlanMaker {
       add("trackio", std::move(trackio));
     }
   }
-  /// Rows of this role alone.
-  void only(const char* role) { plan_.settings["role"] = role; }
+  /// Rows of this role alone. Another role that has started by itself with the same folder keeps its own runs of trackers.
+  void only(const char* role) {
+    plan_.settings["role"] = role;
+    plan_.state = plan_.state / role;
+    plan_.settings["state"] = plan_.state.string();
+  }
   TrackerPlan take() { return std::move(plan_); }
 
  private:
@@ -112,6 +117,7 @@ std::optional<config::WandbConfig> named_after(std::optional<config::WandbConfig
 
 TrackerPlan tracker_plan(const config::TrainerConfig& config) {
   PlanMaker maker(config.output_dir, config.file_monitor.path, "trainer");
+  if (config.max_concurrent_runs > 1) return maker.take();  // each run has its own, of its folder
   maker.only(kTrainerRows);
   maker.wandb(named_after(config.wandb, kTrainerRows));
   return maker.take();

@@ -37,6 +37,14 @@ TEST(TrackerPlan, ARoleAloneHasARunOfItsOwn) {
   const TrackerPlan plan = tracker_plan(config);
   EXPECT_EQ(plan.settings.at("role").as_string(), "trainer");
   EXPECT_EQ(plan.settings.at("wandb").at("name").as_string(), "x-trainer");
+  config::OrchestratorConfig other;
+  other.wandb.emplace();
+  const TrackerPlan of_other = tracker_plan(other);
+  EXPECT_EQ(plan.state, "trackers/trainer");
+  EXPECT_EQ(of_other.state, "trackers/orchestrator") << "in one folder they would take each other's run of wandb";
+  EXPECT_EQ(of_other.settings.at("state").as_string(), "trackers/orchestrator");
+  config.max_concurrent_runs = 2;
+  EXPECT_THAT(tracker_plan(config).kinds, IsEmpty()) << "each run has its own";
 }
 
 }  // namespace

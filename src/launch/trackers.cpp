@@ -55,10 +55,12 @@ std::vector<std::string> environment_with(const std::vector<std::string>& added)
 class Trackers::Process {
  public:
   Process(const TrackerPlan& plan, std::string kind)
-      : kind_(std::move(kind)), folder_(plan.run_folder), settings_(plan.run_folder / "trackers" / (kind_ + ".json")) {
+      : kind_(std::move(kind)), folder_(plan.run_folder), settings_(plan.run_folder / plan.state / (kind_ + ".json")) {
     fs::create_directories(settings_.parent_path());
     boost::json::object settings = plan.settings;
-    log_ = log_file(folder_, fmt::format("tracker_{}.log", kind_)).lexically_relative(folder_).string();
+    const boost::json::value* role = plan.settings.if_contains("role");
+    const std::string of_role = role != nullptr ? "_" + std::string(role->as_string()) : std::string();
+    log_ = log_file(folder_, fmt::format("tracker_{}{}.log", kind_, of_role)).lexically_relative(folder_).string();
     settings["log"] = log_;
     write_file_atomic(settings_, boost::json::serialize(settings) + "\n");
     thread_ = std::jthread([this] { supervise(); });

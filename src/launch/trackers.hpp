@@ -15,13 +15,14 @@ namespace prl::launch {
 /// What the processes of a run's trackers are told.
 struct TrackerPlan {
   std::filesystem::path run_folder;
-  std::vector<std::string> kinds;  ///< "tensorboard", "wandb", ...; empty: there are none
-  boost::json::object settings;    ///< of all of them; written below run_folder/trackers
+  std::vector<std::string> kinds;            ///< "tensorboard", "wandb", ...; empty: there are none
+  std::filesystem::path state = "trackers";  ///< folder within run_folder, of what they keep for a restart
+  boost::json::object settings;              ///< of all of them; written to files there
 };
 /// The trackers that a configuration names. One process serves each of them for all roles, in every shape of deployment.
 TrackerPlan tracker_plan(const config::RlConfig& config);
 TrackerPlan tracker_plan(const config::SftConfig& config);
-/// Of a role that was started by itself: its own rows alone, in runs named after it.
+/// Of a role that was started by itself: its own rows alone, in runs named after it. A trainer of several runs has none: each run has.
 TrackerPlan tracker_plan(const config::TrainerConfig& config);
 TrackerPlan tracker_plan(const config::OrchestratorConfig& config);
 

@@ -1,12 +1,21 @@
 #!/usr/bin/env python3
 """Several runs on one trainer and one server: who gets a slot, who leaves it, and that each run is what it would be alone."""
 import contextlib
+import http.server
 import json
+import os
+import pathlib
 import shutil
 import signal
+import subprocess
+import sys
+import threading
 
 import harness
 from harness import check, prl
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python/tests"))
+import venvs
 
 LORA = ["--model.lora.rank", 4, "--model.lora.alpha", 16, "--optim.lr", "2e-3"]
 
@@ -58,9 +67,9 @@ def server(folder):
         yield port
 
 
-def trainer(out, log, *flags, runs=2):
+def trainer(out, log, *flags, runs=2, env=None):
     return harness.running("trainer", "--model.name", harness.warm_model(), "--model.seq-len", 256, "--max-concurrent-runs", runs, *LORA,
-                           "--output-dir", out, *flags, log=log)
+                           "--output-dir", out, *flags, log=log, env=env)
 
 
 def orchestrator(out, name, *flags, log=None):
@@ -115,6 +124,92 @@ def reasons(out, name):
         return (out / f"run_{name}/configs/error.txt").read_text()
     except FileNotFoundError:
         return ""
+
+
+@contextlib.contextmanager
+def heartbeats():
+    """(URL, paths that were asked for so far)."""
+    beats = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            beats.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/beat", beats
+    finally:
+        server.shutdown()
+
+
+def gauges(port):
+    with contextlib.suppress(OSError):
+        return dict(line.rsplit(" ", 1) for line in harness.request(port, "GET", "/metrics")[1].splitlines() if not line.startswith("#"))
+    return {}
+
+
+def test_metrics_heartbeats_and_trackers_of_each_run():
+    """Of two runs and one that joins later: one page of gauges and one heartbeat for all, and a run of wandb for each."""
+    python = venvs.ready("trackers")
+    with harness.workspace("runs-seen") as folder, heartbeats() as (url, beats), server(folder) as port, contextlib.ExitStack() as stack:
+        out, seen = folder / "out", harness.free_port()
+        for name in ("alpha", "beta"):
+            orchestrator_config(out / f"run_{name}/configs/orch.toml", name, port, max_steps=1000 if name == "alpha" else 4)
+        flags, env = ["--heartbeat.url", url, "--metrics-server.port", seen], {}
+        if python:
+            flags += ["--wandb", "--wandb.offline", "--wandb.project", "p", "--wandb.name", "shared"]
+            env = {"PATH": f"{pathlib.Path(python).parent}:{os.environ['PATH']}"}
+        else:
+            print("wandb is not installed (python3 python/tests/venvs.py trackers): no run of it is looked at")
+        process = stack.enter_context(trainer(out, folder / "trainer.log", *flags, env=env))
+        harness.wait_until(lambda: {'trainer_step{run="run_alpha"}', 'trainer_step{run="run_beta"}'} <= gauges(seen).keys() or process.poll() is not None, 60,
+                           "both runs in /metrics")
+        check(not beats, f"a heartbeat before a step: {beats}")
+        stack.enter_context(orchestrator(out, "alpha", log=folder / "alpha.log"))
+        beta = stack.enter_context(orchestrator(out, "beta", log=folder / "beta.log"))
+        ends_well(beta, "beta")
+        harness.wait_until(lambda: has_state(out, "beta", "ended"), 60, "beta to end")
+        left = gauges(seen)
+        check(not any("run_beta" in name for name in left), f"gauges of a run that has ended: {left}")
+        shown = harness.wait_until(lambda: (lambda now: now if float(now.get('trainer_step{run="run_alpha"}', 0)) >= 2 else None)(gauges(seen)), 120, "steps of alpha")
+        step = int(float(shown['trainer_step{run="run_alpha"}']))
+        loss = harness.wait_until(lambda: next((row["loss/mean"] for row in harness.rows_of(out / "run_alpha/metrics.jsonl") if (row["role"], row["step"]) == ("trainer", step)), None),
+                                  60, f"the trainer's row of step {step}")
+        check(float(shown['trainer_loss{run="run_alpha"}']) == loss, f"{shown}")
+        check(harness.request(seen, "GET", "/health") == (200, "ok\n"), "/health")
+        harness.wait_until(lambda: len(beats) >= 2, 60, "heartbeats")
+        check(set(beats) == {"/beat"}, f"{beats[:3]}")
+        if python:
+            harness.wait_until(lambda: (out / "run_alpha/trackers/trainer/wandb_id").exists(), 120, "the tracker of alpha")
+        stopping(process)
+        if python:
+            check_wandb(python, out, ("alpha", "beta"))
+
+
+def check_wandb(python, out, names):
+    """Each run's folder has a run of wandb with the trainer's rows, each once."""
+    read = """
+import json, pathlib, sys
+sys.path.insert(0, sys.argv[2])
+from prl_tracker import wandb_run
+print(json.dumps(sorted([row["prl/role"], row["step"]] for path in sorted(pathlib.Path(sys.argv[1]).glob("wandb/offline-run-*/*.wandb")) for row in wandb_run.history(path) if "prl/role" in row)))"""
+    ids = set()
+    for name in names:
+        run = out / f"run_{name}"
+        settings = json.loads((run / "trackers/trainer/wandb.json").read_text())
+        check(settings["wandb"]["name"] == f"shared-run_{name}-trainer", f"{settings}")
+        done = subprocess.run([python, "-c", read, run, pathlib.Path(__file__).resolve().parents[2] / "python"], capture_output=True, text=True, timeout=120)
+        check(done.returncode == 0, done.stderr[-2000:])
+        wanted = sorted(["trainer", row["step"]] for row in harness.rows_of(run / "metrics.jsonl") if row["role"] == "trainer")
+        check(wanted and json.loads(done.stdout) == wanted, f"{name}: wandb has {done.stdout}, metrics.jsonl {wanted}")
+        ids.add((run / "trackers/trainer/wandb_id").read_text())
+    check(len(ids) == len(names), f"two runs share one of wandb: {ids}")
 
 
 def test_three_runs_on_two_slots():
@@ -228,7 +323,9 @@ def test_what_several_runs_do_not_have_is_refused_by_its_key():
         for command, flags, words in (
                 ("rl", ["--model.name", harness.warm_model(), "--inference", "--trainer.model.lora", "--trainer.max-concurrent-runs", 2],
                  ("trainer.max_concurrent_runs", "prl trainer")),
-                ("trainer", ["--model.name", harness.warm_model(), "--max-concurrent-runs", 2], ("max_concurrent_runs", "model.lora"))):
+                ("trainer", ["--model.name", harness.warm_model(), "--max-concurrent-runs", 2], ("max_concurrent_runs", "model.lora")),
+                ("trainer", ["--model.name", harness.warm_model(), "--max-concurrent-runs", 2, "--model.lora", "--wandb.id", "x"],
+                 ("wandb.id", "each of several runs has one of its own"))):
             _, stderr = prl(command, *flags, "--output-dir", folder / "out", expect=1)
             check(all(word in stderr for word in words), f"{command}: {stderr[-1000:]}")
 
@@ -335,6 +432,6 @@ def test_runs_are_listed_paused_drained_and_removed():
 
 
 if __name__ == "__main__":
-    harness.main(test_three_runs_on_two_slots, test_three_trainer_ranks_give_each_run_the_bits_of_one, test_what_several_runs_do_not_have_is_refused_by_its_key,
+    harness.main(test_three_runs_on_two_slots, test_metrics_heartbeats_and_trackers_of_each_run, test_three_trainer_ranks_give_each_run_the_bits_of_one, test_what_several_runs_do_not_have_is_refused_by_its_key,
                  test_a_killed_trainer_goes_on_where_each_run_was,
                  test_the_engines_of_a_run_are_behind_a_router, test_runs_are_listed_paused_drained_and_removed)
