@@ -160,7 +160,7 @@ def test_metrics_heartbeats_and_trackers_of_each_run():
     with harness.workspace("runs-seen") as folder, heartbeats() as (url, beats), server(folder) as port, contextlib.ExitStack() as stack:
         out, seen = folder / "out", harness.free_port()
         for name in ("alpha", "beta"):
-            orchestrator_config(out / f"run_{name}/configs/orch.toml", name, port, max_steps=1000 if name == "alpha" else 4)
+            orchestrator_config(out / f"run_{name}/configs/orch.toml", name, port, max_steps=100_000 if name == "alpha" else 4)
         flags, env = ["--heartbeat.url", url, "--metrics-server.port", seen], {}
         if python:
             flags += ["--wandb", "--wandb.offline", "--wandb.project", "p", "--wandb.name", "shared"]
