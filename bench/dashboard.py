@@ -234,7 +234,8 @@ def summary(options, turns, times, viewers_s, views_s):
     for with_pages, begin, end, used in turns:
         counted = [steps_within(of_run, begin, end) for of_run in times]
         if not all(count for count, _ in counted):
-            sys.exit("a turn held fewer than two steps: more --seconds are needed")
+            slower_of.append(None), cpu_of.append(None)
+            continue
         for number, (count, seconds) in enumerate(counted):
             has_pages = number == with_pages
             step_s[has_pages].append(seconds / count)
@@ -242,7 +243,10 @@ def summary(options, turns, times, viewers_s, views_s):
             page_s[has_pages].append(used[number][1] / (end - begin) * seconds / count)
         slower_of.append(math.log(step_s[True][-1] / step_s[False][-1]))
         cpu_of.append(math.log(cpu_s[True][-1] / cpu_s[False][-1]))
-    slower, cpu = ([100 * math.expm1((values[at] + values[at + 1]) / 2) for at in range(0, len(values) - 1, 2)] for values in (slower_of, cpu_of))
+    slower, cpu = ([100 * math.expm1((values[at] + values[at + 1]) / 2) for at in range(0, len(values) - 1, 2) if None not in values[at:at + 2]]
+                   for values in (slower_of, cpu_of))
+    if not slower:
+        sys.exit("no two turns in a row held two steps of each run: more --seconds are needed")
     result = {"pages": options.pages, "turns": options.turns, "seconds": options.seconds, "step_s_without": round(statistics.median(step_s[False]), 4), "step_s_with": round(statistics.median(step_s[True]), 4)}
     result["slower_percent"], result["slower_interval"] = mean_and_interval(slower)
     result["cpu_percent"], result["cpu_interval"] = mean_and_interval(cpu)

@@ -211,7 +211,11 @@ class Wandb:
             summary, url = self.writers.finish(exit_code)
         else:
             summary, url = summary_of(self.run), "" if self.is_offline else self.run.url or ""
-        (self.folder / "final_summary.json").write_text(json.dumps(summary, indent=1, sort_keys=True) + "\n")
+        state = samples.state_folder(self.settings)
+        if not state.exists():
+            return  # somebody has removed the run: nothing is made again in its folder
+        own = state if self.settings.get("role") == "trainer" else self.folder  # beside it an orchestrator's tracker may write its own
+        (own / "final_summary.json").write_text(json.dumps(summary, indent=1, sort_keys=True) + "\n")
         if not self.is_shared:
             self.run.finish(exit_code=exit_code)
         if not self.is_offline:

@@ -46,7 +46,7 @@ class PlanMaker {
     plan_.settings = {{"run_folder", plan_.run_folder.string()},
                       {"name", plan_.run_folder.filename().string()},
                       {"metrics", metrics.string()},
-                      {"state", plan_.state.string()},
+                      {"state", "trackers"},
                       {"config", std::string("configs/") + command + ".json"}};
   }
   void add(const char* kind, json::object settings) {
@@ -78,8 +78,7 @@ class PlanMaker {
   /// Rows of this role alone. Another role that has started by itself with the same folder keeps its own runs of trackers.
   void only(const char* role) {
     plan_.settings["role"] = role;
-    plan_.state = plan_.state / role;
-    plan_.settings["state"] = plan_.state.string();
+    plan_.settings["state"] = std::string("trackers/") + role;
   }
   TrackerPlan take() { return std::move(plan_); }
 

@@ -40,9 +40,9 @@ TEST(TrackerPlan, ARoleAloneHasARunOfItsOwn) {
   config::OrchestratorConfig other;
   other.wandb.emplace();
   const TrackerPlan of_other = tracker_plan(other);
-  EXPECT_EQ(plan.state, "trackers/trainer");
-  EXPECT_EQ(of_other.state, "trackers/orchestrator") << "in one folder they would take each other's run of wandb";
-  EXPECT_EQ(of_other.settings.at("state").as_string(), "trackers/orchestrator");
+  EXPECT_EQ(plan.settings.at("state").as_string(), "trackers/trainer");
+  EXPECT_EQ(of_other.settings.at("state").as_string(), "trackers/orchestrator")
+      << "in one folder they would take each other's run of wandb";
   config.max_concurrent_runs = 2;
   EXPECT_THAT(tracker_plan(config).kinds, IsEmpty()) << "each run has its own";
 }

@@ -55,7 +55,9 @@ std::vector<std::string> environment_with(const std::vector<std::string>& added)
 class Trackers::Process {
  public:
   Process(const TrackerPlan& plan, std::string kind)
-      : kind_(std::move(kind)), folder_(plan.run_folder), settings_(plan.run_folder / plan.state / (kind_ + ".json")) {
+      : kind_(std::move(kind)),
+        folder_(plan.run_folder),
+        settings_(plan.run_folder / std::string(plan.settings.at("state").as_string()) / (kind_ + ".json")) {
     fs::create_directories(settings_.parent_path());
     boost::json::object settings = plan.settings;
     const boost::json::value* role = plan.settings.if_contains("role");

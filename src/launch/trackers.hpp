@@ -15,9 +15,8 @@ namespace prl::launch {
 /// What the processes of a run's trackers are told.
 struct TrackerPlan {
   std::filesystem::path run_folder;
-  std::vector<std::string> kinds;            ///< "tensorboard", "wandb", ...; empty: there are none
-  std::filesystem::path state = "trackers";  ///< folder within run_folder, of what they keep for a restart
-  boost::json::object settings;              ///< of all of them; written to files there
+  std::vector<std::string> kinds;  ///< "tensorboard", "wandb", ...; empty: there are none
+  boost::json::object settings;    ///< of all of them; written to "state" within run_folder, where they keep what a restart needs
 };
 /// The trackers that a configuration names. One process serves each of them for all roles, in every shape of deployment.
 TrackerPlan tracker_plan(const config::RlConfig& config);

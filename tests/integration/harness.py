@@ -3,6 +3,7 @@ import contextlib
 import fcntl
 import hashlib
 import http.client
+import http.server
 import json
 import os
 import pathlib
@@ -66,6 +67,28 @@ def running(*arguments, cwd=None, env=None, log=None):
                 process.wait(10)
         if log:
             stream.close()
+
+
+@contextlib.contextmanager
+def heartbeats(first_status=200):
+    """(URL, paths that were asked for so far) of a server that takes heartbeats; it answers the first one with `first_status`."""
+    beats = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            beats.append(self.path)
+            self.send_response(200 if len(beats) > 1 else first_status)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/beat", beats
+    finally:
+        server.shutdown()
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Several runs on one trainer and one server: who gets a slot, who leaves it, and that each run is what it would be alone."""
 import contextlib
-import http.server
 import json
 import os
 import pathlib
@@ -9,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 
 import harness
 from harness import check, prl
@@ -126,28 +124,6 @@ def reasons(out, name):
         return ""
 
 
-@contextlib.contextmanager
-def heartbeats():
-    """(URL, paths that were asked for so far)."""
-    beats = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            beats.append(self.path)
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/beat", beats
-    finally:
-        server.shutdown()
-
-
 def gauges(port):
     with contextlib.suppress(OSError):
         return dict(line.rsplit(" ", 1) for line in harness.request(port, "GET", "/metrics")[1].splitlines() if not line.startswith("#"))
@@ -155,9 +131,9 @@ def gauges(port):
 
 
 def test_metrics_heartbeats_and_trackers_of_each_run():
-    """Of two runs and one that joins later: one page of gauges and one heartbeat for all, and a run of wandb for each."""
+    """Of two runs, one of which ends: one page of gauges and one heartbeat for both, and a run of wandb for each."""
     python = venvs.ready("trackers")
-    with harness.workspace("runs-seen") as folder, heartbeats() as (url, beats), server(folder) as port, contextlib.ExitStack() as stack:
+    with harness.workspace("runs-seen") as folder, harness.heartbeats() as (url, beats), server(folder) as port, contextlib.ExitStack() as stack:
         out, seen = folder / "out", harness.free_port()
         for name in ("alpha", "beta"):
             orchestrator_config(out / f"run_{name}/configs/orch.toml", name, port, max_steps=100_000 if name == "alpha" else 4)
@@ -170,6 +146,7 @@ def test_metrics_heartbeats_and_trackers_of_each_run():
         process = stack.enter_context(trainer(out, folder / "trainer.log", *flags, env=env))
         harness.wait_until(lambda: {'trainer_step{run="run_alpha"}', 'trainer_step{run="run_beta"}'} <= gauges(seen).keys() or process.poll() is not None, 60,
                            "both runs in /metrics")
+        check(process.poll() is None, (folder / "trainer.log").read_text()[-2000:])
         check(not beats, f"a heartbeat before a step: {beats}")
         stack.enter_context(orchestrator(out, "alpha", log=folder / "alpha.log"))
         beta = stack.enter_context(orchestrator(out, "beta", log=folder / "beta.log"))
@@ -208,6 +185,7 @@ print(json.dumps(sorted([row["prl/role"], row["step"]] for path in sorted(pathli
         check(done.returncode == 0, done.stderr[-2000:])
         wanted = sorted(["trainer", row["step"]] for row in harness.rows_of(run / "metrics.jsonl") if row["role"] == "trainer")
         check(wanted and json.loads(done.stdout) == wanted, f"{name}: wandb has {done.stdout}, metrics.jsonl {wanted}")
+        check((run / "trackers/trainer/final_summary.json").exists() and not (run / "final_summary.json").exists(), f"the summary of {name}")
         ids.add((run / "trackers/trainer/wandb_id").read_text())
     check(len(ids) == len(names), f"two runs share one of wandb: {ids}")
 

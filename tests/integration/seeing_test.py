@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """What people see of a run beside its page: the console in both shapes, trackers that are killed, heartbeats, the trainer's /metrics."""
 import contextlib
-import http.server
 import json
 import os
 import pathlib
@@ -10,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 
 import harness
 from harness import check, prl
@@ -160,41 +158,25 @@ print(json.dumps({family.name: [family.type, family.documentation, [sample.value
 
 
 def test_heartbeats_and_the_trainers_metrics():
-    beats = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            beats.append(self.path)
-            self.send_response(200 if len(beats) > 1 else 500)
-            self.end_headers()
-
-        def log_message(self, *_):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        with harness.workspace("services") as folder:
-            config, log, port = harness.rl_config(folder / "rl.toml", harness.warm_model(), max_steps=100_000), folder / "rl.log", harness.free_port()
-            with harness.running("rl", "@", config, "--output-dir", folder / "out", "--no-dashboard", "--trainer.heartbeat.url", f"http://127.0.0.1:{server.server_port}/beat",
-                                 "--trainer.metrics-server.port", port, log=log) as process:
-                def gauges():
-                    check(process.poll() is None, log.read_text()[-2000:])
-                    with contextlib.suppress(OSError):
-                        return dict(line.split(" ") for line in harness.request(port, "GET", "/metrics")[1].splitlines() if not line.startswith("#"))
-                    return {}
-                shown = harness.wait_until(lambda: (lambda now: now if float(now.get("trainer_step", 0)) >= 2 else None)(gauges()), 120, "two steps in /metrics")
-                step = int(float(shown["trainer_step"]))
-                row = harness.wait_until(lambda: next((row for row in harness.rows_of(folder / "out/metrics.jsonl") if (row["role"], row["step"]) == ("trainer", step)), None), 60, f"the trainer's row of step {step}")
-                check(float(shown["trainer_loss"]) == row["loss/mean"] and float(shown["trainer_throughput_tokens_per_sec"]) == row["perf/throughput"], f"{shown}")
-                check_by_prometheus(port)
-                check(harness.request(port, "GET", "/health") == (200, "ok\n"), "/health")
-                check(harness.request(port, "GET", "/other")[0] == 404, "another path")
-                harness.wait_until(lambda: len(beats) >= 2, 60, "heartbeats")
-            check(set(beats) == {"/beat"}, f"{beats[:3]}")
-            check("answered with status 500" in log.read_text(), log.read_text()[-2000:])
-    finally:
-        server.shutdown()
+    with harness.workspace("services") as folder, harness.heartbeats(first_status=500) as (url, beats):
+        config, log, port = harness.rl_config(folder / "rl.toml", harness.warm_model(), max_steps=100_000), folder / "rl.log", harness.free_port()
+        with harness.running("rl", "@", config, "--output-dir", folder / "out", "--no-dashboard", "--trainer.heartbeat.url", url,
+                             "--trainer.metrics-server.port", port, log=log) as process:
+            def gauges():
+                check(process.poll() is None, log.read_text()[-2000:])
+                with contextlib.suppress(OSError):
+                    return dict(line.split(" ") for line in harness.request(port, "GET", "/metrics")[1].splitlines() if not line.startswith("#"))
+                return {}
+            shown = harness.wait_until(lambda: (lambda now: now if float(now.get("trainer_step", 0)) >= 2 else None)(gauges()), 120, "two steps in /metrics")
+            step = int(float(shown["trainer_step"]))
+            row = harness.wait_until(lambda: next((row for row in harness.rows_of(folder / "out/metrics.jsonl") if (row["role"], row["step"]) == ("trainer", step)), None), 60, f"the trainer's row of step {step}")
+            check(float(shown["trainer_loss"]) == row["loss/mean"] and float(shown["trainer_throughput_tokens_per_sec"]) == row["perf/throughput"], f"{shown}")
+            check_by_prometheus(port)
+            check(harness.request(port, "GET", "/health") == (200, "ok\n"), "/health")
+            check(harness.request(port, "GET", "/other")[0] == 404, "another path")
+            harness.wait_until(lambda: len(beats) >= 2, 60, "heartbeats")
+        check(set(beats) == {"/beat"}, f"{beats[:3]}")
+        check("answered with status 500" in log.read_text(), log.read_text()[-2000:])
 
 
 if __name__ == "__main__":
