@@ -70,6 +70,12 @@ TensorView adapter_input(Frame& frame, const Var& x_TK, const LinearParameter& p
 void run_linear(ops::OpContext& ctx, TensorView y, ConstTensorView x, TensorView x_of_adapter, const LinearParameter& p) {
   const bool is_indexed = p.lora != nullptr && p.lora->index;
   PRL_CHECK(!is_indexed || p.lora->dropout.probability == 0, "adapters by index have no dropout");
+  const auto is_fused = [&] {
+    ops::LinearFusion fusion;
+    fusion.lora = &*p.lora->index;
+    return fusion.lora->single != nullptr && ops::linear_fused(ctx, y, x, *p.weight, fusion);
+  };
+  if (is_indexed && is_fused()) return;
   if (is_indexed && ops::linear_lora(ctx, y, x, *p.weight, *p.lora->index)) return;
   ops::linear(ctx, y, x, *p.weight, p.next);
   if (p.lora == nullptr) return;
@@ -146,8 +152,12 @@ Var linear(Frame& frame, const Var& x_TK, const LinearParameter& p, TensorView o
   return y;
 }
 
-Var fused_linear(Frame& frame, const Var& x_TK, const LinearParameter& p, const ops::LinearFusion& fusion, TensorView out) {
-  if (frame.tape != nullptr || p.lora != nullptr) return {};
+Var fused_linear(Frame& frame, const Var& x_TK, const LinearParameter& p, ops::LinearFusion fusion, TensorView out) {
+  if (frame.tape != nullptr) return {};
+  if (p.lora != nullptr) {
+    if (!p.lora->index || p.lora->index->single == nullptr) return {};
+    fusion.lora = &*p.lora->index;
+  }
   const Arena::Mark mark = frame.arena.mark();
   const std::int64_t num_outputs = fusion.swiglu ? p.weight->num_outputs() / 2 : p.weight->num_outputs();
   const TensorView y = output(frame, out, {x_TK.value.shape.num_rows(), num_outputs}, p.weight->dtype());

@@ -11,6 +11,13 @@ constexpr std::size_t kFirstSlots = 8;
 
 std::size_t entry_index(std::int64_t layer, std::size_t matrix) { return static_cast<std::size_t>(layer) * kAdaptedBlocks.size() + matrix; }
 
+void append_shape(std::vector<std::int64_t>& shape, const ops::LoraWeight* weight) {
+  shape.push_back(weight != nullptr ? static_cast<std::int64_t>(weight->parts.size()) : 0);
+  if (weight == nullptr) return;
+  for (const ops::LoraPart& part : weight->parts)
+    shape.insert(shape.end(), {part.first_output, part.num_outputs, part.first_rank, part.rank});
+}
+
 }  // namespace
 
 std::optional<std::size_t> AdapterBank::slot_of(const Adapter* adapter) const {
@@ -45,17 +52,23 @@ void AdapterBank::grow(std::size_t num_slots) {
 bool AdapterBank::write(std::size_t slot, const Adapter& adapter) {
   const std::size_t slot_bytes = has_entries_.size() * ops::kLoraEntryBytes;
   const std::span<std::byte> entries = std::span(host_).subspan(slot * slot_bytes, slot_bytes);
+  std::vector<std::int64_t> shape;
   for (std::int64_t layer = 0; layer < num_layers_; ++layer)
     for (std::size_t matrix = 0; matrix < kAdaptedBlocks.size(); ++matrix) {
       const std::size_t at = entry_index(layer, matrix);
       const ops::LoraWeight* weight = adapter.find(kAdaptedBlocks[matrix], layer);
       if (!ops::write_lora_entry(ctx_, entries.subspan(at * ops::kLoraEntryBytes, ops::kLoraEntryBytes), weight, compute_)) return false;
+      append_shape(shape, weight);
       if (weight == nullptr || has_entries_[at]) continue;
       has_entries_[at] = true;
       ++generation_;
     }
   ctx_.runtime->copy_from_host(static_cast<std::byte*>(table_.data()) + slot * slot_bytes, entries.data(), slot_bytes);
   slots_[slot].adapter = adapter.weak_from_this();
+  const auto same = std::ranges::find(shapes_, shape);
+  slots_[slot].shape = static_cast<std::size_t>(same - shapes_.begin());
+  if (same == shapes_.end()) shapes_.push_back(std::move(shape));
+  if (single_slot_ == slot) single_slot_.reset();
   if (adapter.max_rank() > max_rank_) {
     max_rank_ = adapter.max_rank();
     ++generation_;
@@ -70,6 +83,9 @@ bool AdapterBank::bring(const ModelConfig& config, DType compute, std::span<cons
     compute_ = compute;
     slots_.clear();
     has_entries_.assign(static_cast<std::size_t>(num_layers_) * kAdaptedBlocks.size(), false);
+    shapes_.clear();
+    single_ = Tensor::empty(ctx_.runtime, {static_cast<std::int64_t>(has_entries_.size() * ops::kLoraEntryBytes)}, DType::kU8);
+    single_slot_.reset();
     signals_ = Tensor::empty(ctx_.runtime, {static_cast<std::int64_t>(has_entries_.size())}, DType::kI32);
     ctx_.runtime->zero(signals_.data(), signals_.num_bytes());
     ++generation_;
@@ -95,16 +111,35 @@ void AdapterBank::append_tiles(std::vector<std::int32_t>& tiles, std::span<const
   }
 }
 
-std::optional<ops::LoraIndex> AdapterBank::index(Block matrix, std::int64_t layer, ConstTensorView tiles) const {
+std::optional<ops::LoraIndex> AdapterBank::index(Block matrix, std::int64_t layer, const AdapterTiles& tiles) const {
   const auto found = std::ranges::find(kAdaptedBlocks, matrix);
   if (found == kAdaptedBlocks.end() || layer < 0 || layer >= num_layers_) return std::nullopt;
   const std::size_t at = entry_index(layer, static_cast<std::size_t>(found - kAdaptedBlocks.begin()));
   if (!has_entries_[at]) return std::nullopt;
-  const auto entry_bytes = static_cast<std::int64_t>(ops::kLoraEntryBytes);
-  return ops::LoraIndex{.entries = table_.view().columns(static_cast<std::int64_t>(at) * entry_bytes, entry_bytes),
-                        .tiles = tiles,
-                        .max_rank = max_rank_,
-                        .signal = signals_.slice(static_cast<std::int64_t>(at), 1).view()};
+  const auto entry_bytes = static_cast<std::int64_t>(ops::kLoraEntryBytes), first = static_cast<std::int64_t>(at) * entry_bytes;
+  ops::LoraIndex out{.entries = table_.view().columns(first, entry_bytes),
+                     .tiles = tiles.tiles,
+                     .max_rank = max_rank_,
+                     .signal = signals_.slice(static_cast<std::int64_t>(at), 1).view()};
+  if (tiles.single == nullptr) return out;
+  out.single = tiles.single->find(matrix, layer);
+  out.single_entry = single_.slice(first, entry_bytes).view();
+  return out.single != nullptr ? std::optional(out) : std::nullopt;
+}
+
+void AdapterBank::use_single(const Adapter& adapter) {
+  const auto slot = slot_of(&adapter);
+  PRL_CHECK(slot.has_value(), "an adapter of the step is in no slot");
+  if (single_slot_ == slot) return;
+  ctx_.runtime->copy_within(single_.data(), static_cast<const std::byte*>(table_.data()) + *slot * single_.num_bytes(),
+                            single_.num_bytes());
+  single_slot_ = slot;
+}
+
+std::size_t AdapterBank::shape_of(const Adapter& adapter) const {
+  const auto slot = slot_of(&adapter);
+  PRL_CHECK(slot.has_value(), "an adapter of the step is in no slot");
+  return slots_[*slot].shape + 1;
 }
 
 }  // namespace prl::nn

@@ -60,7 +60,7 @@ DecodeRecorder::Step& DecodeRecorder::step_for(const Key& key) {
   std::unique_ptr<Step>& step = steps_[key];
   if (step != nullptr) return *step;
   step = std::make_unique<Step>();
-  const std::int64_t B = key.rows, total = B * (4 + key.max_blocks + (key.has_adapters ? ops::kLoraTileWords : 0));
+  const std::int64_t B = key.rows, total = B * (4 + key.max_blocks) + key.num_tiles() * ops::kLoraTileWords;
   step->rows = B;
   step->host.resize(static_cast<std::size_t>(total));
   step->device = Tensor::empty(ctx_.runtime, {total}, DType::kI32);
@@ -75,7 +75,7 @@ DecodeRecorder::Step& DecodeRecorder::step_for(const Key& key) {
   step->slots = part({B});
   step->lengths = part({B});
   step->table = part({B, key.max_blocks});
-  if (key.has_adapters) step->tiles = part({B, ops::kLoraTileWords});
+  if (key.has_adapters) step->tiles = part({key.num_tiles(), ops::kLoraTileWords});
   return *step;
 }
 
@@ -96,8 +96,7 @@ void DecodeRecorder::fill(Step& step, const Key& key, const PagedBatch& batch) {
     std::fill(std::copy_n(batch.block_table.begin() + static_cast<std::ptrdiff_t>(s * from), from, at), at + width, 0);
   at = std::fill_n(at, (B - n) * width, 0);
   if (!key.has_adapters) return;
-  // Each row has at most a tile of its own.
-  std::fill(std::copy(step.host_tiles.begin(), step.host_tiles.end(), at), at + B * static_cast<std::size_t>(ops::kLoraTileWords), -1);
+  std::fill(std::copy(step.host_tiles.begin(), step.host_tiles.end(), at), at + key.num_tiles() * ops::kLoraTileWords, -1);
 }
 
 void DecodeRecorder::drop_recordings() {
@@ -106,7 +105,7 @@ void DecodeRecorder::drop_recordings() {
 }
 
 TensorView DecodeRecorder::forward(const Weights& weights, KvCache& cache, const Step& step, ConstTensorView drawn_B,
-                                   const AdapterBank* bank) {
+                                   const AdapterBank* bank, const Adapter* single) {
   arena_.reset();
   std::vector<ops::KvLayer> layers;
   for (std::int64_t i = 0; i < weights.config.num_layers; ++i) layers.push_back(cache.layer(i));
@@ -124,14 +123,14 @@ TensorView DecodeRecorder::forward(const Weights& weights, KvCache& cache, const
   BoundModel model{weights};
   if (bank != nullptr) {
     model.bank = bank;
-    model.tiles = step.tiles;
+    model.tiles = {step.tiles, single};
   } else if (weights.adapter != nullptr) {
     model.adapters = {{weights.adapter.get(), {}}};
   }
   return decoder_forward(frame, model, {step.ids, drawn_B}, index, layers, nullptr).value;
 }
 
-TensorView DecodeRecorder::run(const Weights& weights, KvCache& cache, const PagedBatch& batch, const AdapterBank* bank,
+TensorView DecodeRecorder::run(const Weights& weights, KvCache& cache, const PagedBatch& batch, AdapterBank* bank,
                                std::span<const AdapterRows> adapters) {
   const std::uint64_t bank_generation = bank != nullptr ? bank->generation() : bank_generation_;
   if (&weights != weights_ || weights.version != version_ || &cache != cache_ || batch.drawn_B.data != drawn_ ||
@@ -144,15 +143,17 @@ TensorView DecodeRecorder::run(const Weights& weights, KvCache& cache, const Pag
     bank_generation_ = bank_generation;
   }
   const auto sequences = static_cast<std::int64_t>(batch.ids_T.size());
+  const Adapter* single = bank != nullptr && adapters.size() == 1 ? adapters[0].adapter : nullptr;
+  if (single != nullptr) bank->use_single(*single);
   const Key key{rows_for(sequences), static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(std::max(batch.max_blocks, 8)))),
-                bank != nullptr};
+                bank != nullptr, single != nullptr ? bank->shape_of(*single) : 0};
   Step& step = step_for(key);
   step.host_tiles.clear();
   if (bank != nullptr) bank->append_tiles(step.host_tiles, adapters);
   fill(step, key, batch);
   const auto now = [&] {
     ctx_.runtime->copy_from_host(step.device.data(), step.host.data(), step.host.size() * sizeof(std::int32_t));
-    return forward(weights, cache, step, batch.drawn_B, bank).rows(0, sequences);
+    return forward(weights, cache, step, batch.drawn_B, bank, single).rows(0, sequences);
   };
   if (!step.is_warm) {
     step.is_warm = true;
@@ -164,7 +165,7 @@ TensorView DecodeRecorder::run(const Weights& weights, KvCache& cache, const Pag
     arena_.reset();  // may replace blocks, which recording must not do
     const std::size_t allocations = arena_.num_allocations();
     const std::uint64_t generation = ctx_.workspace->generation();
-    step.work = ctx_.runtime->record([&] { step.h_BH = forward(weights, cache, step, batch.drawn_B, bank); });
+    step.work = ctx_.runtime->record([&] { step.h_BH = forward(weights, cache, step, batch.drawn_B, bank, single); });
     if (step.work == nullptr) return now();
     if (allocations != arena_.num_allocations() || generation != ctx_.workspace->generation())
       fail(ErrorCode::kInternal, "[decoder] a step of {} sequences took memory while it was recorded", step.rows);

@@ -23,20 +23,25 @@ class DecodeRecorder {
   /// Whether `batch` is such a step and the device can decode from indices of its own.
   bool takes(const PagedBatch& batch) const;
   /// As InferenceModel::forward_paged; the batch has been checked. `bank` has the adapters of all rows, `adapters`; null: rows name none.
-  TensorView run(const Weights& weights, KvCache& cache, const PagedBatch& batch, const AdapterBank* bank,
-                 std::span<const AdapterRows> adapters);
+  TensorView run(const Weights& weights, KvCache& cache, const PagedBatch& batch, AdapterBank* bank, std::span<const AdapterRows> adapters);
 
  private:
   struct Key {
     std::int64_t rows = 0, max_blocks = 0;
     bool has_adapters = false;
+    std::size_t adapter_shape = 0;  ///< AdapterBank::shape_of the one adapter that rows name; 0 if they name several
     auto operator<=>(const Key&) const = default;
+    /// Each row has at most a tile of its own; those of one adapter share them.
+    std::int64_t num_tiles() const {
+      return !has_adapters ? 0 : adapter_shape != 0 ? (rows + ops::kLoraTileRows - 1) / ops::kLoraTileRows : rows;
+    }
   };
   struct Step;
   Step& step_for(const Key& key);
   void drop_recordings();
   static void fill(Step& step, const Key& key, const PagedBatch& batch);
-  TensorView forward(const Weights& weights, KvCache& cache, const Step& step, ConstTensorView drawn_B, const AdapterBank* bank);
+  TensorView forward(const Weights& weights, KvCache& cache, const Step& step, ConstTensorView drawn_B, const AdapterBank* bank,
+                     const Adapter* single);
 
   ops::OpContext& ctx_;
   autograd::Arena arena_;

@@ -1,6 +1,7 @@
 #include "nn/decoder.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 #include "autograd/tape.hpp"
 #include "autograd/token_blocks.hpp"
@@ -145,9 +146,16 @@ TensorView InferenceModel::forward_paged(const Weights& weights, KvCache& cache,
     fail(ErrorCode::kShape, "[decoder] {} slots for {} tokens", batch.slot_T.size(), batch.ids_T.size());
   Impl& m = *impl_;
   const auto num_tokens = static_cast<std::int64_t>(batch.ids_T.size());
-  const std::vector<AdapterRows> adapters = adapters_of(weights, batch.adapters, num_tokens, m.rest);
-  const bool is_indexed = !batch.adapters.empty() && m.bank.bring(weights.config, weights.compute, adapters);
-  if (m.may_record && m.recorder.takes(batch) && (batch.adapters.empty() || is_indexed))
+  std::vector<AdapterRows> adapters = adapters_of(weights, batch.adapters, num_tokens, m.rest);
+  const bool is_recorded = m.may_record && m.recorder.takes(batch);
+  if (is_recorded && batch.adapters.empty() && !adapters.empty()) {
+    m.rest.resize(static_cast<std::size_t>(num_tokens));
+    std::iota(m.rest.begin(), m.rest.end(), 0);
+    adapters[0].rows = m.rest;
+  }
+  const bool is_indexed =
+      (!batch.adapters.empty() || (is_recorded && !adapters.empty())) && m.bank.bring(weights.config, weights.compute, adapters);
+  if (is_recorded && (batch.adapters.empty() || is_indexed))
     return m.recorder.run(weights, cache, batch, is_indexed ? &m.bank : nullptr, adapters);
   m.arena.reset();
   std::vector<ops::KvLayer> layers;
@@ -168,8 +176,10 @@ TensorView InferenceModel::forward_paged(const Weights& weights, KvCache& cache,
     m.tiles.clear();
     m.bank.append_tiles(m.tiles, adapters);
     model.bank = &m.bank;
-    model.tiles = upload(m.ctx, m.arena, std::span<const std::int32_t>(m.tiles), DType::kI32)
-                      .reshaped({static_cast<std::int64_t>(m.tiles.size()) / ops::kLoraTileWords, ops::kLoraTileWords});
+    model.tiles = {upload(m.ctx, m.arena, std::span<const std::int32_t>(m.tiles), DType::kI32)
+                       .reshaped({static_cast<std::int64_t>(m.tiles.size()) / ops::kLoraTileWords, ops::kLoraTileWords}),
+                   adapters.size() == 1 ? adapters[0].adapter : nullptr};
+    if (model.tiles.single != nullptr) m.bank.use_single(*model.tiles.single);
   } else {
     model.adapters = adapters;
   }

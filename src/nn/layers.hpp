@@ -32,7 +32,7 @@ struct BoundModel {
   std::vector<AdapterRows> adapters = {};  ///< with gradients at most one, of all rows
   ops::DropoutMask dropout = {};           ///< of adapters in training; each block has masks of its own
   const AdapterBank* bank = nullptr;       ///< in place of `adapters`, by the tiles that lie in device memory
-  ConstTensorView tiles = {};
+  AdapterTiles tiles = {};
 
   /// One without a weight if the model has no such norm.
   autograd::NormParameter norm(Block block, std::int64_t layer = -1) const;

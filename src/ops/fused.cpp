@@ -14,6 +14,10 @@ bool linear_fused(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const L
   if (fusion.residual_TN.data != nullptr) c.check("residual", fusion.residual_TN, "T N", w.dtype());
   c.require(!fusion.swiglu || (fusion.residual_TN.data == nullptr && w.num_outputs() % 2 == 0),
             "swiglu takes gate and up, and no residual");
+  if (fusion.lora != nullptr) {
+    check_lora_index(c, *fusion.lora);
+    c.require(fusion.lora->single != nullptr, "adapters of several names are not fused");
+  }
   return x_TK.shape.num_rows() == 0 || ctx.table->linear_fused(ctx, y_TN, x_TK, w, fusion);
 }
 

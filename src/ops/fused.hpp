@@ -2,6 +2,7 @@
 
 #include "ops/attention.hpp"
 #include "ops/linear.hpp"
+#include "ops/lora.hpp"
 
 namespace prl::ops {
 
@@ -14,6 +15,8 @@ struct LinearFusion {
   float eps = 1e-6f;
   ConstTensorView residual_TN;  ///< y is add(residual, linear(x)); data == nullptr for none
   bool swiglu = false;          ///< y [T, N / 2] is swiglu(linear(x)); not with a residual
+  /// linear(x) is linear_lora(x): its adapters are added before anything after the product. Null for none.
+  const LoraIndex* lora = nullptr;
 };
 /// `linear` with the ops of `fusion`. `y_TN` may be the residual.
 bool linear_fused(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearWeight& w, const LinearFusion& fusion);

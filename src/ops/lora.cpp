@@ -59,22 +59,18 @@ bool write_lora_entry(OpContext& ctx, std::span<std::byte> entry, const LoraWeig
   return table_entry(ctx, ctx.table->write_lora_entry, "write_lora_entry")(ctx, entry, weight, dtype);
 }
 
-namespace {
-
-void check_index(ShapeCheck& c, const LoraIndex& index) {
+void check_lora_index(ShapeCheck& c, const LoraIndex& index) {
   c.require(index.entries.dtype == DType::kU8 && index.entries.row_stride >= static_cast<std::int64_t>(kLoraEntryBytes) &&
-                index.entries.row_stride % 8 == 0,
-            "entries are not bytes, kLoraEntryBytes or more apart");
+                index.entries.row_stride % static_cast<std::int64_t>(kLoraEntryBytes) == 0,
+            "entries are not bytes, a multiple of kLoraEntryBytes apart");
   c.require(index.tiles.dtype == DType::kI32 && index.tiles.shape.num_cols() == kLoraTileWords, "tiles are not int32 [., kLoraTileWords]");
   c.require(index.max_rank >= 1 && index.max_rank <= kMaxLoraRank, "the largest rank is not in [1, 512]");
 }
 
-}  // namespace
-
 void add_lora_indexed(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LoraIndex& index) {
   ShapeCheck c("add_lora_indexed", ctx);
   c.check("y", y_TN, "T N").check("x", x_TK, "T K").floating("x", x_TK).same_dtype("y", y_TN.dtype, "x", x_TK.dtype);
-  check_index(c, index);
+  check_lora_index(c, index);
   if (index.tiles.shape.num_rows() > 0) table_entry(ctx, ctx.table->add_lora_indexed, "add_lora_indexed")(ctx, y_TN, x_TK, index);
 }
 
@@ -83,7 +79,7 @@ bool linear_lora(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const Li
   ShapeCheck c("linear_lora", ctx);
   c.extent("N", w.num_outputs(), "w").extent("K", w.num_inputs(), "w");
   c.check("y", y_TN, "T N", w.dtype()).check("x", x_TK, "T K", w.dtype());
-  check_index(c, index);
+  check_lora_index(c, index);
   c.require(index.signal.dtype == DType::kI32 && index.signal.data != nullptr, "a signal is not int32 [1]");
   if (x_TK.shape.num_rows() == 0 || index.tiles.shape.num_rows() == 0) return false;
   return ctx.table->linear_lora(ctx, y_TN, x_TK, w, index);

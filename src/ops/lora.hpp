@@ -59,7 +59,7 @@ struct LoraRows {
 void add_lora(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, std::span<const LoraRows> groups);
 
 /// Bytes of an adapter's entry, whatever the device.
-inline constexpr std::size_t kLoraEntryBytes = 128;
+inline constexpr std::size_t kLoraEntryBytes = 256;
 /// A tile: the slot of an adapter, -1 for none, then up to kLoraTileRows rows of the batch, -1 where there are fewer.
 inline constexpr std::int64_t kLoraTileRows = 16, kLoraTileWords = 1 + kLoraTileRows;
 /// Appends the tiles of `rows`, which name the adapter of `slot`.
@@ -68,12 +68,18 @@ void append_lora_tiles(std::vector<std::int32_t>& tiles, std::int32_t slot, std:
 /// The adapters of one weight by slot and the rows that name them, all in device memory: the work stays the same when other rows name other
 /// adapters, so that it can be recorded.
 struct LoraIndex {
-  ConstTensorView entries;    ///< kU8 [num_slots, kLoraEntryBytes], rows at any stride that is a multiple of 8: what write_lora_entry wrote
+  ConstTensorView entries;    ///< kU8 [num_slots, kLoraEntryBytes], rows at any multiple of that: what write_lora_entry wrote
   ConstTensorView tiles;      ///< kI32 [num_tiles, kLoraTileWords]; no row twice
   std::int64_t max_rank = 0;  ///< of a part of any entry
   /// kI32 [1], 0 before and after linear_lora, which alone needs it. In recorded work no other product has it.
   TensorView signal = {};
+  /// For linear_fused: all rows that name an adapter name this one, of which recorded work keeps the parts, but for scales and values.
+  /// Null: linear_fused does not take it.
+  const LoraWeight* single = nullptr;
+  ConstTensorView single_entry = {};  ///< kU8 [kLoraEntryBytes]: its entry, wherever it lies
 };
+class ShapeCheck;
+void check_lora_index(ShapeCheck& check, const LoraIndex& index);
 /// True if the device adds adapters by index.
 bool has_lora_index(const OpContext& ctx) noexcept;
 /// Writes the entry (host memory, kLoraEntryBytes) of an adapter beside activations of `dtype`; nullptr: one that adds nothing. It is good

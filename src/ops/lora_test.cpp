@@ -261,6 +261,87 @@ TEST_P(LoraTest, AdaptersBesideTheProductHaveTheSameBits) {
 }
 
 /// Sizes at which training, prefill and decode take different kernels.
+TEST_P(LoraTest, OneAdapterInTheProductHasTheSameBits) {
+  Session s(kind());
+  if (!has_lora_index(s.ctx) || dtype() != DType::kBF16) GTEST_SKIP() << "this device adds adapters in groups alone";
+  struct Case {
+    std::int64_t K, N, rank;
+    std::vector<LoraPart> parts;
+    bool has_norm, has_residual, swiglu, has_bias;
+  };
+  const auto parts_of = [](std::vector<std::int64_t> outputs, std::int64_t rank) {
+    std::vector<LoraPart> parts;
+    std::int64_t first = 0;
+    for (const std::int64_t n : outputs) {
+      parts.push_back(part(first, n, rank, 0.3f + 0.5f * static_cast<float>(parts.size())));
+      first += n;
+    }
+    return parts;
+  };
+  const Case cases[] = {
+      {1024, 4096, 16, parts_of({2048, 1024, 1024}, 16), false, false, false, false},
+      {1024, 4096, 16, parts_of({2048, 1024, 1024}, 16), true, false, false, false},
+      {896, 1152, 8, parts_of({896, 128, 128}, 8), true, false, false, true},
+      {576, 960, 20, parts_of({576, 192, 192}, 20), false, false, false, true},
+      {576, 960, 16, {part(576, 192, 16, 2.0f)}, true, false, false, false},
+      {2048, 1024, 16, parts_of({1024}, 16), false, true, false, false},
+      {3072, 1024, 32, parts_of({1024}, 32), false, true, false, false},
+      {1536, 576, 5, parts_of({576}, 5), false, true, false, false},
+      {1024, 6144, 16, parts_of({3072, 3072}, 16), false, false, true, false},
+      {1024, 6144, 8, parts_of({3072, 3072}, 8), true, false, true, false},
+      {2560, 1600, 32, parts_of({800, 800}, 32), false, false, true, false},
+      {1024, 1536, 16, {part(768, 768, 16, 1.5f)}, true, false, true, false},
+  };
+  std::string different;
+  int num_taken = 0;
+  for (std::size_t i = 0; i < std::size(cases); ++i) {
+    const Case& c = cases[i];
+    const Tensor bias = s.random({c.N}, DType::kF32, 3 + i);
+    const LinearWeightPtr weight =
+        pack_linear(s.ctx, s.random({c.N, c.K}, DType::kF32, 70 + i, 0.05f), c.has_bias ? bias.view() : ConstTensorView{}, dtype(), false);
+    Tensor entries = Tensor::empty(s.runtime, {2, static_cast<std::int64_t>(kLoraEntryBytes)}, DType::kU8);
+    const Adapter other(s, parts_of({c.N}, 4), dtype(), 5, c.K), adapter(s, c.parts, dtype(), 10 + i, c.K);
+    for (std::size_t k = 0; k < 2; ++k)
+      ASSERT_TRUE(write_lora_entry(s.ctx, std::span(reinterpret_cast<std::byte*>(entries.data()) + k * kLoraEntryBytes, kLoraEntryBytes),
+                                   k == 0 ? &other.weight : &adapter.weight, dtype()));
+    const Tensor norm = s.random({c.K}, DType::kF32, 8);
+    const std::int64_t N = c.swiglu ? c.N / 2 : c.N;
+    for (const std::int64_t rows : {1, 2, 8, 13, 16, 32, 50, 64, 100, 128, 200}) {
+      const Tensor x = s.random({rows, c.K}, dtype(), 50 + i), residual = s.random({rows, N}, dtype(), 51 + i);
+      std::vector<std::int32_t> of, tiles;
+      for (std::int32_t t = 0; t < rows; ++t)
+        if (t % 7 != 3) of.push_back(t);
+      append_lora_tiles(tiles, 1, of);
+      tiles.resize(tiles.size() + kLoraTileWords, -1);
+      const Tensor on_device = s.ints(tiles);
+      const LoraIndex index{.entries = entries.view(),
+                            .tiles = on_device.view().reshaped({static_cast<std::int64_t>(tiles.size()) / kLoraTileWords, kLoraTileWords}),
+                            .max_rank = c.rank,
+                            .single = &adapter.weight,
+                            .single_entry = entries.slice(1, 1).view().reshaped({static_cast<std::int64_t>(kLoraEntryBytes)})};
+      Tensor got = s.filled({rows, N}, dtype(), -1.0f);
+      LinearFusion fusion{.norm_K = {}, .residual_TN = {}, .swiglu = c.swiglu, .lora = &index};
+      if (c.has_norm) fusion.norm_K = norm.view();
+      if (c.has_residual) fusion.residual_TN = residual.view();
+      if (!linear_fused(s.ctx, got, x, *weight, fusion)) continue;
+      ++num_taken;
+      Tensor normed = x.clone(), y = s.filled({rows, c.N}, dtype(), 0), want = s.filled({rows, N}, dtype(), 0);
+      if (c.has_norm) rms_norm(s.ctx, normed, x, norm, 1e-6f);
+      linear(s.ctx, y, normed, *weight);
+      add_lora_indexed(s.ctx, y, normed, index);
+      if (c.swiglu)
+        swiglu(s.ctx, want, y);
+      else if (c.has_residual)
+        add(s.ctx, want, residual, y);
+      else
+        want = y.clone();
+      if (!same_bits(want, got)) different += std::to_string(i) + ":" + std::to_string(rows) + " ";
+    }
+  }
+  EXPECT_EQ(different, "");
+  EXPECT_GE(num_taken, s.ctx.table->linear_lora != nullptr ? 90 : 0);
+}
+
 TEST_P(LoraTest, WideRowsAndManyRanksHaveTheSameBitsInEveryBatch) {
   Session s(kind());
   constexpr std::int64_t kRows = 200, kOutputs = 1536, kWide = 1024;

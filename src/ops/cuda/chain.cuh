@@ -72,25 +72,6 @@ void launch_waiting(bool is_early, cudaStream_t stream, void (*kernel)(Parameter
   config.numAttrs = is_early ? 1 : 0;
   PRL_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
 }
-/// launch_chained for a kernel whose blocks form clusters.
-template <typename... Parameters, typename... Arguments>
-void launch_chained_clusters(cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, dim3 block, dim3 cluster,
-                             Arguments&&... arguments) {
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim.x = cluster.x;
-  attributes[0].val.clusterDim.y = cluster.y;
-  attributes[0].val.clusterDim.z = cluster.z;
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = block;
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = is_recording(stream) ? 2 : 1;
-  PRL_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
-}
 /// As recorded work has all of its kernels: early there, and one after another elsewhere.
 template <typename... Parameters, typename... Arguments>
 void launch_chained(cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,

@@ -5,6 +5,8 @@
 #include "base/error.hpp"
 #include "ops/cuda/chain.cuh"
 #include "ops/cuda/device.cuh"
+#include "ops/cuda/few_rows_adapter.cuh"
+#include "ops/cuda/few_rows_args.cuh"
 #include "ops/cuda/gated.cuh"
 #include "ops/cuda/hopper.cuh"
 #include "ops/cuda/tensor_map.hpp"
@@ -12,41 +14,10 @@
 namespace prl::ops::cuda {
 namespace {
 
-constexpr int kBlock = 64;  ///< of K: a row of 128 bytes in shared memory
-constexpr int kRowBytes = kBlock * 2;
-constexpr int kGroup = 128, kCopying = 2 * kWarp;  ///< threads: of a warpgroup that computes, and of the warps that copy weights and rows
-constexpr int kSpan = 64;                          ///< columns that products read, whatever the tile has
 /// Of a multiprocessor. Blocks of which each has one to itself take all; else two share it, and one computes while the other copies.
 constexpr int kSharedBytes = 224 * 1024;
 /// What a block of compute capability 9.0 may ask for.
 constexpr int kMaxSharedBytes = 227 * 1024;
-
-/// Blocks of K that one copy loads into a slot.
-__host__ __device__ constexpr int blocks_per_slot(int rows) { return rows <= 16 ? 4 : rows <= 64 ? 2 : 1; }
-
-struct FewRowsArgs {
-  /// [K / 64][N][64], box [blocks per slot][columns][64]; of gate and up [K / 64][N / 16][2][8][64], box [blocks][columns / 16][2][8][64]:
-  /// then 8 columns of gate and 8 of up take turns in shared memory, and a thread holds both factors of its results.
-  CUtensorMap weights;
-  /// [K / 64][M][64], box [blocks per slot][rows][64]; not with a norm.
-  CUtensorMap rows;
-  void* out;
-  const float* bias;  ///< [N] or null
-  std::int64_t out_stride;
-  int M, N, num_steps, columns, slots;  ///< N: columns of out
-  int rows_at, barriers_at;             ///< in shared memory: slots of weights, then of rows (all of K with a norm), then barriers
-  const __nv_bfloat16* x;               ///< with a norm: what is normed
-  const float* norm;
-  const __nv_bfloat16* residual;  ///< or null
-  std::int64_t x_stride, residual_stride;
-  std::int32_t* rows_are_there;  ///< or null
-  bool is_wide;                  ///< 8 columns of out, and of the residual, lie together in 16 aligned bytes
-  float eps, inverse_K;
-  int K;
-};
-
-/// Threads that compute a tile: a warpgroup, or one for each 64 rows.
-__host__ __device__ constexpr int computing_threads(int rows) { return rows >= 64 ? rows / 64 * kGroup : kGroup; }
 
 #if PRL_HOPPER
 
@@ -56,23 +27,22 @@ using namespace hopper;
 /// for queue behind its own. Measured, one sequence, one, two and all: 1,782, 1,935 and 1,878 tok/s.
 constexpr int kPacedCopies = 2;
 
-/// A tile of out, formed by products of 64 by 8 to 64. Up to 32 rows stand on the right, from 64 on they stand on the left, 64 for each
-/// warpgroup: then a warp has 16 rows of its own, and a lane neighbouring columns.
-template <int kRows_>
-struct Tile {
-  static constexpr int kRows = kRows_;
-  static constexpr bool kHasRowsLeft = kRows >= 64;
-  static constexpr int kGroups = computing_threads(kRows) / kGroup, kEach = kRows / kGroups;  ///< kEach: rows of a warpgroup
-  static constexpr int kResults = kEach * kSpan / kGroup;                                     ///< of a thread
-};
-
-/// By one thread each: weights before anything else, for no kernel of recorded work writes those, rows after earlier kernels have ended.
-template <typename Tile, bool kNorm, bool kSwiglu, bool kIsRows>
+/// Weights before anything else, for no kernel of recorded work writes those, rows after earlier kernels have ended: by one thread each,
+/// and by one for each block of K of a slot where an adapter's A lies between those.
+template <typename Tile, AdapterPlace kAdapter>
+__host__ __device__ constexpr int weight_copies() {
+  return kAdapter == AdapterPlace::kBehind ? blocks_per_slot(Tile::kRows) : 1;
+}
+template <typename Tile, bool kNorm, bool kSwiglu, bool kIsRows, AdapterPlace kAdapter>
 __device__ __forceinline__ void copy_steps(const FewRowsArgs& a, unsigned char* shared, std::uint64_t* full, std::uint64_t* empty) {
   constexpr int kBlocks = blocks_per_slot(Tile::kRows), kRowsBytes = kNorm ? 0 : kBlocks * Tile::kRows * kRowBytes;
+  constexpr bool kHasRanksBehind = kAdapter == AdapterPlace::kBehind;
   const int column = static_cast<int>(blockIdx.x) * a.columns, row = static_cast<int>(blockIdx.y) * Tile::kRows;
-  const int weight_bytes = kBlocks * a.columns * kRowBytes;
-  unsigned char* const to = shared + (kIsRows ? a.rows_at : 0);
+  const int weight_bytes = kBlocks * a.columns * kRowBytes, pitch = (a.columns + (kHasRanksBehind ? a.ranks : 0)) * kRowBytes;
+  const int slot_bytes = kIsRows ? kRowsBytes : kBlocks * pitch,
+            copy = !kIsRows && kHasRanksBehind ? static_cast<int>(threadIdx.x) % kWarp : 0;
+  unsigned char* const begin = shared + (kIsRows ? a.rows_at : 0) + copy * pitch;
+  unsigned char* to = begin;
   const CachePolicy once = read_once();
   if constexpr (kIsRows) {
     wait_for_previous();
@@ -81,20 +51,22 @@ __device__ __forceinline__ void copy_steps(const FewRowsArgs& a, unsigned char* 
   int slot = 0;
   std::uint32_t phase = 1;
   for (int step = 0; step < a.num_steps; ++step) {
-    const int block = step * kBlocks;
+    const int block = step * kBlocks + copy;
     if (step >= a.slots) barrier_wait(empty + slot, phase);
     if (kNorm && step >= kPacedCopies && step - kPacedCopies < a.slots) barrier_wait(full + step - kPacedCopies, 0);
     if constexpr (kIsRows) {
-      copy_box(to + slot * kRowsBytes, &a.rows, full + slot, 0, row, block);
+      copy_box(to, &a.rows, full + slot, 0, row, block);
     } else {
-      barrier_arrive_expect(full + slot, static_cast<std::uint32_t>(weight_bytes + kRowsBytes));
+      if (copy == 0) barrier_arrive_expect(full + slot, static_cast<std::uint32_t>(weight_bytes + kRowsBytes));
       if constexpr (kSwiglu)
-        copy_box(to + slot * weight_bytes, &a.weights, full + slot, once, 0, 0, 0, column / 16, block);
+        copy_box(to, &a.weights, full + slot, once, 0, 0, 0, column / 16, block);
       else
-        copy_box(to + slot * weight_bytes, &a.weights, full + slot, once, 0, column, block);
+        copy_box(to, &a.weights, full + slot, once, 0, column, block);
     }
+    to += slot_bytes;
     if (++slot == a.slots) {
       slot = 0;
+      to = begin;
       phase ^= 1;
     }
   }
@@ -306,16 +278,19 @@ struct StagedStore {
 
 /// The sum over K, in order. Operand addresses are kept in the form that the instructions take, in units of 16 bytes: with few rows the
 /// instructions between two products are what costs.
-template <typename Tile, bool kNorm>
+template <typename Tile, bool kNorm, bool kHasRanksBehind, int kApart>
 __device__ __forceinline__ void compute_tile(const FewRowsArgs& a, unsigned char* shared, std::uint64_t* full, std::uint64_t* empty,
-                                             float (&d)[Tile::kResults]) {
+                                             float (&d)[Tile::kResults], float (&apart)[kApart]) {
   constexpr int kBlocks = blocks_per_slot(Tile::kRows);
   // Both in one exchange: with two the compiler no longer sees that the addresses are alike in a warp.
   const std::uint32_t both = same_in_warp(shared_address(shared) + (Tile::kGroups == 1 ? 0 : threadIdx.x / kGroup << 20));
   const std::uint32_t begin = both & 0xfffff, group = both >> 20;
   const std::uint64_t weights = along_rows(begin),
                       rows = along_rows(begin + static_cast<std::uint32_t>(a.rows_at) + group * (Tile::kEach * kRowBytes));
-  const auto weights_block = static_cast<std::uint32_t>(a.columns * kRowBytes / 16);
+  const auto weights_block = static_cast<std::uint32_t>((a.columns + (kHasRanksBehind ? a.ranks : 0)) * kRowBytes / 16);
+  const std::uint64_t ranks = kApart > 1 ? along_rows(begin + static_cast<std::uint32_t>(a.ranks_at)) : 0;
+  const auto ranks_block = static_cast<std::uint32_t>(a.ranks * kRowBytes / 16);
+  std::uint64_t at_ranks = ranks;
   constexpr std::uint32_t kRowsBlock = Tile::kRows * kRowBytes / 16;
   std::uint64_t at_weights = weights, at_rows = rows;
   int slot = 0;
@@ -332,8 +307,16 @@ __device__ __forceinline__ void compute_tile(const FewRowsArgs& a, unsigned char
           product<0>(d, r, w, 1);
         else
           product<0>(d, w, r, 1);
+        if constexpr (kApart > 1) {
+          const std::uint64_t of_ranks = at_ranks + static_cast<std::uint32_t>(2 * k);
+          if constexpr (Tile::kHasRowsLeft)
+            product<0>(apart, r, of_ranks, 1);
+          else
+            product<0>(apart, of_ranks, r, 1);
+        }
       }
       at_weights += weights_block;
+      at_ranks += ranks_block;
       at_rows += kRowsBlock;
     }
     products_commit();
@@ -346,11 +329,13 @@ __device__ __forceinline__ void compute_tile(const FewRowsArgs& a, unsigned char
       slot = 0;
       phase ^= 1;
       at_weights = weights;
+      at_ranks = ranks;
       if constexpr (!kNorm) at_rows = rows;
     }
   }
   products_wait<0>();
   pin(d);
+  if constexpr (kApart > 1) pin(apart);
 }
 
 /// kEach rows of each warp, or of warps that share them: each of these sums the whole row, in the one order, and stores a part of its
@@ -413,12 +398,17 @@ __device__ __forceinline__ void norm_rows(const FewRowsArgs& a, unsigned char* r
 
 #endif  // PRL_HOPPER
 
-template <int kRows, typename T, bool kNorm, bool kSwiglu>
-__global__ void __launch_bounds__(computing_threads(kRows) + kCopying) few_rows_kernel(const __grid_constant__ FewRowsArgs a) {
+/// Warps that copy weights and rows, and A and B of an adapter.
+constexpr int copying_threads(bool has_adapter) { return (has_adapter ? 4 : 2) * kWarp; }
+
+template <int kRows, typename T, bool kNorm, bool kSwiglu, AdapterPlace kAdapter>
+__global__ void __launch_bounds__(computing_threads(kRows) + copying_threads(kAdapter != AdapterPlace::kNone))
+    few_rows_kernel(const __grid_constant__ FewRowsArgs a) {
 #if PRL_HOPPER
   using Tile = cuda::Tile<kRows>;
   static_assert(!kNorm || !Tile::kHasRowsLeft);
   constexpr int kComputing = computing_threads(kRows);
+  constexpr bool kHasAdapter = kAdapter != AdapterPlace::kNone, kIsApart = kAdapter == AdapterPlace::kApart;
   extern __shared__ __align__(1024) unsigned char shared[];
   auto* full = reinterpret_cast<std::uint64_t*>(shared + a.barriers_at);
   std::uint64_t* empty = full + a.slots;
@@ -426,8 +416,9 @@ __global__ void __launch_bounds__(computing_threads(kRows) + kCopying) few_rows_
     if (shared_address(shared) % 1024 != 0) __trap();
     prefetch_map(&a.weights);
     if constexpr (!kNorm) prefetch_map(&a.rows);
+    if constexpr (kHasAdapter) prefetch_map(&a.adapter->a_map);
     for (int i = 0; i < a.slots; ++i) {
-      barrier_init(full + i, 1);
+      barrier_init(full + i, kHasAdapter ? 2 : 1);
       barrier_init(empty + i, kComputing / kWarp);
     }
     barrier_init_fence();
@@ -435,41 +426,71 @@ __global__ void __launch_bounds__(computing_threads(kRows) + kCopying) few_rows_
   __syncthreads();
   let_next_begin();
   if (threadIdx.x >= kComputing) {
-    if (threadIdx.x == kComputing) copy_steps<Tile, kNorm, kSwiglu, false>(a, shared, full, empty);
-    if (!kNorm && threadIdx.x == kComputing + kWarp) copy_steps<Tile, kNorm, kSwiglu, true>(a, shared, full, empty);
+    if (threadIdx.x < kComputing + weight_copies<Tile, kAdapter>())
+      copy_steps<Tile, kNorm, kSwiglu, false, kAdapter>(a, shared, full, empty);
+    if (!kNorm && threadIdx.x == kComputing + kWarp) copy_steps<Tile, kNorm, kSwiglu, true, kAdapter>(a, shared, full, empty);
+    if constexpr (kHasAdapter) {
+      if (threadIdx.x / kWarp == kComputing / kWarp + 2) copy_adapter_steps<kRows, kSwiglu, kIsApart>(a, shared, full, empty);
+      if (threadIdx.x >= kComputing + 3 * kWarp)
+        read_adapter<kRows, kSwiglu>(a, *reinterpret_cast<AdapterOfBlock<kRows>*>(shared + a.adapter_at));
+    }
     return;
   }
+  using Adapter = AdapterOfThread<Tile, kSwiglu, kIsApart>;
+  struct None {
+    __device__ None(const FewRowsArgs&, unsigned char*) {}
+  };
+  std::conditional_t<kHasAdapter, Adapter, None> adapter(a, shared + a.adapter_at);
   std::conditional_t<(Tile::kRows >= 32 && !std::is_same_v<T, float>), StagedStore<Tile, kSwiglu>, DirectStore<Tile, T, kSwiglu>> store(a);
   if constexpr (kNorm) norm_rows<Tile::kRows>(a, shared + a.rows_at);
   if (a.residual != nullptr) {
     wait_for_previous();
     store.load_residual(a);
   }
-  float d[Tile::kResults];
+  constexpr int kApart = kIsApart ? Adapter::kApart : 1;
+  float d[Tile::kResults], apart[kApart];
 #pragma unroll
   for (float& v : d) v = 0.0f;
+#pragma unroll
+  for (float& v : apart) v = 0.0f;
   pin(d);
-  compute_tile<Tile, kNorm>(a, shared, full, empty, d);
+  if constexpr (kApart > 1) pin(apart);
+  compute_tile<Tile, kNorm, kAdapter == AdapterPlace::kBehind>(a, shared, full, empty, d, apart);
+  if constexpr (kHasAdapter) {
+    if constexpr (kIsApart)
+      adapter.store_ranks(apart);
+    else
+      adapter.store_ranks(d);
+    adapter.add(d);
+  }
   store.run(a, shared + a.rows_at, d);
 #endif
 }
 
 template <int kRows>
-void launch(const OpContext& ctx, const Product& p, const FewRowsArgs& a, bool swiglu) {
+void launch(const OpContext& ctx, const Product& p, const FewRowsArgs& a, bool swiglu, bool is_apart) {
   using Bf16 = __nv_bfloat16;
   const dim3 grid(static_cast<unsigned>(ceil_div(p.N, a.columns)), static_cast<unsigned>(ceil_div(p.M, kRows)));
   const auto run = [&](auto kernel) {
-    const int bytes = a.barriers_at + 2 * a.slots * 8;
+    const int bytes = a.adapter != nullptr ? a.adapter_at + adapter_bytes(kRows) : a.barriers_at + 2 * a.slots * 8;
     if (bytes > kMaxSharedBytes) fail(ErrorCode::kShape, "[ops] a tile of {} bytes is more than shared memory has", bytes);
     // The limit is the whole process's, and another thread may launch this kernel for another tile: the most of all, not this one.
     PRL_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxSharedBytes));
-    launch_chained(stream_of(ctx), kernel, grid, dim3(static_cast<unsigned>(computing_threads(kRows) + kCopying)),
+    launch_chained(stream_of(ctx), kernel, grid,
+                   dim3(static_cast<unsigned>(computing_threads(kRows) + copying_threads(a.adapter != nullptr))),
                    static_cast<std::size_t>(bytes), a);
   };
-  if (p.out_dtype == DType::kF32) return run(few_rows_kernel<kRows, float, false, false>);
+  if (p.out_dtype == DType::kF32) return run(few_rows_kernel<kRows, float, false, false, AdapterPlace::kNone>);
+  const auto of = [&]<bool kNorm>() {
+    using enum AdapterPlace;
+    if (a.adapter == nullptr)
+      return swiglu ? run(few_rows_kernel<kRows, Bf16, kNorm, true, kNone>) : run(few_rows_kernel<kRows, Bf16, kNorm, false, kNone>);
+    if (swiglu) return run(few_rows_kernel<kRows, Bf16, kNorm, true, kApart>);
+    is_apart ? run(few_rows_kernel<kRows, Bf16, kNorm, false, kApart>) : run(few_rows_kernel<kRows, Bf16, kNorm, false, kBehind>);
+  };
   if constexpr (kRows <= kMaxNormRows)
-    if (a.norm != nullptr) return swiglu ? run(few_rows_kernel<kRows, Bf16, true, true>) : run(few_rows_kernel<kRows, Bf16, true, false>);
-  swiglu ? run(few_rows_kernel<kRows, Bf16, false, true>) : run(few_rows_kernel<kRows, Bf16, false, false>);
+    if (a.norm != nullptr) return of.template operator()<true>();
+  of.template operator()<false>();
 }
 
 /// The weights of gate and up, 8 columns of each in turns.
@@ -483,19 +504,56 @@ CUtensorMap gate_up_map(const Product& p, int box_columns, int box_blocks) {
 
 /// Steps along K that fit into a block's share of shared memory.
 int slots_of(const FewRowsTile& t, std::int64_t K, int shared_bytes) {
-  const int blocks = blocks_per_slot(t.rows), slot_bytes = blocks * (t.rows + t.columns) * kRowBytes + 16;
-  const std::int64_t room = (shared_bytes - kSpan * kRowBytes) / slot_bytes;
+  const int blocks = blocks_per_slot(t.rows), slot_bytes = blocks * (t.rows + t.columns + t.ranks) * kRowBytes + 16;
+  const std::int64_t room = (shared_bytes - kSpan * kRowBytes - (t.ranks > 0 ? adapter_bytes(t.rows) + 16 : 0)) / slot_bytes;
   return static_cast<int>(std::clamp<std::int64_t>(room, 1, ceil_div(K, blocks * kBlock)));
 }
 
 /// Nanoseconds, by the bytes that the copies load: a from the second-level cache once the earlier kernels have ended; b about half before
 /// that.
-double copy_time(const Product& p, int rows, int columns, int processors) {
+double copy_time(const Product& p, int rows, int columns, int ranks, int processors) {
   constexpr double kCacheBytes = 5500.0, kProcessorBytes = 112.0;  // per nanosecond, of the device and of one multiprocessor; measured
   const std::int64_t blocks = ceil_div(p.M, rows) * ceil_div(p.N, columns);
-  const double block_bytes = static_cast<double>((2 * rows + columns) * p.K);
+  const double block_bytes = static_cast<double>((2 * rows + columns + ranks) * p.K);
   return std::max(static_cast<double>(blocks) * block_bytes / kCacheBytes,
                   static_cast<double>(ceil_div(blocks, processors)) * block_bytes / kProcessorBytes);
+}
+
+LoraParts parts_of(const LoraWeight& w) {
+  LoraParts out{};
+  out.num_parts = static_cast<int>(w.parts.size());
+  for (std::size_t i = 0; i < w.parts.size(); ++i) {
+    out.first_output[i] = static_cast<int>(w.parts[i].first_output);
+    out.num_outputs[i] = static_cast<int>(w.parts[i].num_outputs);
+    out.first_rank[i] = static_cast<int>(w.parts[i].first_rank);
+    out.rank[i] = static_cast<int>(w.parts[i].rank);
+  }
+  return out;
+}
+/// Rows of A that a block of such a tile needs at most; nothing if they find no room.
+std::optional<int> ranks_of_tile(const Product& p, const FewRowsFusion& fusion, int rows, int columns) {
+  if (fusion.lora == nullptr) return 0;
+  const LoraParts parts = parts_of(*fusion.lora->single);
+  const int N = static_cast<int>(fusion.swiglu ? p.N / 2 : p.N), blocks = static_cast<int>(ceil_div(p.N, columns));
+  int ranks = 0;
+  for (int block = 0; block < blocks; ++block) {
+    int here = 0;
+    for (int part = 0; part < parts.num_parts; ++part)
+      if (is_in_part(parts, part, block, columns, N, fusion.swiglu)) here += padded_rank(parts.rank[part]);
+    ranks = std::max(ranks, here);
+  }
+  // A product of A alone costs as much as one of 64 columns. Measured, decoding of 32 sequences: `qkv` of 1,024 inputs in 64 columns with A
+  // apart makes 1.20 of the cost without adapters for 1.26 in 32 with A behind them; of 2,560 inputs 1.24 for 1.22.
+  constexpr std::int64_t kMaxApartInputs = 2048;
+  const bool has_room = columns + ranks <= kSpan || fusion.swiglu || p.K <= kMaxApartInputs;
+  if (ranks > (rows >= 64 ? 32 : kSpan) || !has_room) return std::nullopt;
+  return ranks;
+}
+/// Whether the adapter's parts are such that columns of a lane, pairs of neighbours, lie in one.
+bool has_even_parts(const LoraWeight& w) {
+  return w.parts.size() <= kMaxLoraParts && std::ranges::all_of(w.parts, [](const LoraPart& part) {
+           return part.first_output % 8 == 0 && part.num_outputs % 8 == 0 && part.rank <= kSpan;
+         });
 }
 
 }  // namespace
@@ -506,24 +564,33 @@ std::optional<FewRowsTile> few_rows_tile(const Product& p, const cudaDeviceProp&
   if (fusion.norm != nullptr && (p.M > kMaxNormRows || p.K > kMaxNormColumns || fusion.rows_are_there != nullptr)) return std::nullopt;
   if (fusion.is_any() && p.out_dtype != DType::kBF16) return std::nullopt;
   if (fusion.swiglu && (p.N % 16 != 0 || p.bias != nullptr || fusion.residual != nullptr)) return std::nullopt;
+  if (fusion.lora != nullptr &&
+      (p.out_dtype != DType::kBF16 || fusion.lora->tiles.shape.num_rows() == 0 || !has_even_parts(*fusion.lora->single)))
+    return std::nullopt;
   const int unit = fusion.swiglu ? 16 : 8;
   const int processors = device.multiProcessorCount;
   FewRowsTile best;
   double best_time = 0;
   for (int rows = 8; rows <= 128 && (rows == 8 || rows < 2 * p.M); rows *= 2)
     for (int columns = unit; columns <= 64; columns += unit) {
-      const double time = copy_time(p, rows, columns, processors);
+      const std::optional<int> ranks = ranks_of_tile(p, fusion, rows, columns);
+      if (!ranks) continue;
+      const double time = copy_time(p, rows, columns, *ranks, processors);
       if (best_time > 0 && time >= best_time) continue;
       best_time = time;
       best = {rows, columns, 1};
     }
+  if (best_time == 0) return std::nullopt;
   const auto blocks_with = [&](int columns) { return ceil_div(p.M, best.rows) * ceil_div(p.N, columns); };
   // Blocks of the next product that find no processor free begin when these end, and then wait for their weights. Measured for up to four
   // rows: `o` and `down` of one sequence in 32 columns for 24, 2,001 tok/s for 1,935.
-  while (p.M <= 4 && best.columns + unit <= 64 && 4 * blocks_with(best.columns) > processors) best.columns += unit;
+  while (p.M <= 4 && best.columns + unit <= 64 && ranks_of_tile(p, fusion, best.rows, best.columns + unit) &&
+         4 * blocks_with(best.columns) > processors)
+    best.columns += unit;
   // Measured: 128 rows of gate and up are faster in 128 blocks of 48 columns than in 96 of 64. `qkv`, which attention begins beside, is
   // not.
   while (fusion.swiglu && best.rows == 128 && best.columns > unit && blocks_with(best.columns - unit) <= processors) best.columns -= unit;
+  best.ranks = ranks_of_tile(p, fusion, best.rows, best.columns).value_or(0);
   const bool is_one_wave = blocks_with(best.columns) <= processors;
   const int shared_bytes = kSharedBytes - (fusion.rows_are_there != nullptr ? kBesideBytes : 0);
   best.slots = slots_of(best, p.K, is_one_wave ? shared_bytes : shared_bytes / 2);
@@ -533,9 +600,20 @@ std::optional<FewRowsTile> few_rows_tile(const Product& p, const cudaDeviceProp&
 void few_rows_product(const OpContext& ctx, const Product& p, const FewRowsTile& t, const FewRowsFusion& fusion) {
   FewRowsArgs a{};
   const int blocks = blocks_per_slot(t.rows);
-  a.weights = fusion.swiglu ? gate_up_map(p, t.columns, blocks) : rows_map(p.b, p.N, p.K, p.b_stride, t.columns, blocks);
+  const bool is_apart = t.ranks > 0 && (fusion.swiglu || t.columns + t.ranks > kSpan);
+  a.weights = fusion.swiglu ? gate_up_map(p, t.columns, blocks)
+                            : rows_map(p.b, p.N, p.K, p.b_stride, t.columns, t.ranks > 0 && !is_apart ? 1 : blocks);
   a.out = p.out;
-  a.bias = p.bias;
+  if (fusion.lora != nullptr) {
+    a.adapted_bias = p.bias;
+    a.adapter = reinterpret_cast<const LoraEntryMemory*>(fusion.lora->single_entry.as<char>());
+    a.parts = parts_of(*fusion.lora->single);
+    a.tiles = fusion.lora->tiles.as<std::int32_t>();
+    a.num_tiles = static_cast<int>(fusion.lora->tiles.shape.num_rows());
+    a.ranks = t.ranks;
+  } else {
+    a.bias = p.bias;
+  }
   a.out_stride = p.out_stride;
   a.M = static_cast<int>(p.M);
   a.N = static_cast<int>(fusion.swiglu ? p.N / 2 : p.N);
@@ -560,15 +638,20 @@ void few_rows_product(const OpContext& ctx, const Product& p, const FewRowsTile&
   } else {
     a.rows = rows_map(p.a, p.M, p.K, p.a_stride, t.rows, blocks);
   }
-  const int weight_slot = blocks * t.columns * kRowBytes, row_slots = fusion.norm != nullptr ? a.num_steps : t.slots;
-  a.rows_at = t.slots * weight_slot;
-  a.barriers_at = std::max(a.rows_at + row_slots * blocks * t.rows * kRowBytes, a.rows_at + (kSpan - t.columns) * kRowBytes);
+  const int behind = is_apart ? 0 : t.ranks, apart = is_apart ? t.ranks : 0;  // rows of A
+  const int weight_slot = blocks * (t.columns + behind) * kRowBytes, row_slots = fusion.norm != nullptr ? a.num_steps : t.slots;
+  a.ranks_at = t.slots * weight_slot;
+  a.rows_at = a.ranks_at + t.slots * blocks * apart * kRowBytes;
+  // Products read kSpan rows of weights and of A, whatever there is.
+  const int overrun = (kSpan - (apart > 0 ? apart : t.columns + behind)) * kRowBytes;
+  a.barriers_at = a.rows_at + std::max(row_slots * blocks * t.rows * kRowBytes, overrun);
+  a.adapter_at = round_up(a.barriers_at + 2 * t.slots * 8, 16);
   switch (t.rows) {
-    case 8: return launch<8>(ctx, p, a, fusion.swiglu);
-    case 16: return launch<16>(ctx, p, a, fusion.swiglu);
-    case 32: return launch<32>(ctx, p, a, fusion.swiglu);
-    case 64: return launch<64>(ctx, p, a, fusion.swiglu);
-    default: return launch<128>(ctx, p, a, fusion.swiglu);
+    case 8: return launch<8>(ctx, p, a, fusion.swiglu, is_apart);
+    case 16: return launch<16>(ctx, p, a, fusion.swiglu, is_apart);
+    case 32: return launch<32>(ctx, p, a, fusion.swiglu, is_apart);
+    case 64: return launch<64>(ctx, p, a, fusion.swiglu, is_apart);
+    default: return launch<128>(ctx, p, a, fusion.swiglu, is_apart);
   }
 }
 

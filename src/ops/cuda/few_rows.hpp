@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "ops/cuda/blas.hpp"
+#include "ops/lora.hpp"
 
 // Row-invariant products of few rows, out[M, N] = a[M, K] b[N, K]^T in bf16, as a step of decoding has them: what they cost is reading
 // b. One block computes all of K for its tile, in steps of 16 with one fp32 sum an element: as the library's kernels without split-K
@@ -18,6 +19,7 @@ struct FewRowsTile {
   int rows = 8;     ///< of out per block: 8, 16, 32, 64 or 128
   int columns = 8;  ///< of out per block: a multiple of 8 up to 64
   int slots = 1;    ///< steps along K that are in shared memory at a time
+  int ranks = 0;    ///< rows of an adapter's A that a block has room for
 };
 /// Neighbouring steps that the kernel does as well; the bits are those of the ops one after another. `p.out` is bf16 then.
 struct FewRowsFusion {
@@ -29,6 +31,7 @@ struct FewRowsFusion {
   /// Device memory that becomes 1 once p.a is there, for a kernel queued next that reads p.a beside this one: it finds kBesideBytes of
   /// shared memory left on each multiprocessor. Not with a norm.
   std::int32_t* rows_are_there = nullptr;
+  const LoraIndex* lora = nullptr;  ///< with `single`, which is added to the product before anything else
   bool is_any() const noexcept { return norm != nullptr || residual != nullptr || swiglu; }
 };
 /// Every block norms its rows again, and holds all of K: right for the few rows that a kernel of their own would only delay.

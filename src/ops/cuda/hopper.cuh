@@ -86,6 +86,10 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<std::uint64_t>(map)) : "memory");
 }
 /// The box at (x, y, z), innermost first; `barrier` counts its bytes, those outside the tensor (read as zero) too.
+/// Before copies by a map that lies in device memory and was written there.
+__device__ __forceinline__ void acquire_map(const CUtensorMap* map) {
+  asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(reinterpret_cast<std::uint64_t>(map)) : "memory");
+}
 __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, std::uint64_t* barrier, int x, int y, int z) {
   asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
                    shared_address(to)),

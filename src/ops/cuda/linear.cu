@@ -147,7 +147,8 @@ bool linear_fused(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const L
                         .eps = fusion.eps,
                         .residual = fusion.residual_TN.data,
                         .residual_stride = fusion.residual_TN.row_stride,
-                        .swiglu = fusion.swiglu};
+                        .swiglu = fusion.swiglu,
+                        .lora = fusion.lora};
   return run_few_rows(ctx, linear_product(dense(ctx, weight), y_TN, x_TK), f);
 }
 

@@ -9,7 +9,9 @@
 #include "ops/cuda/device.cuh"
 #include "ops/cuda/few_rows.hpp"
 #include "ops/cuda/linear_weight.hpp"
+#include "ops/cuda/lora_entry.cuh"
 #include "ops/cuda/mma.cuh"
+#include "ops/cuda/tensor_map.hpp"
 
 namespace prl::ops::cuda {
 namespace {
@@ -19,23 +21,12 @@ using Bf16 = __nv_bfloat16;
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
 constexpr int kStep = 32;       ///< inputs that two matrix instructions take
 constexpr int kSplitSteps = 4;  ///< steps of a split: sums over inputs are formed by splits, each in order, which are then added in order
-constexpr int kMaxParts = 3;    ///< of a weight: q, k and v
 constexpr int kRankBlock = 16;  ///< ranks that one matrix instruction sums, and that a block forms A x of
 constexpr int kRankTiles = kRankBlock / 8;
 constexpr unsigned kMaxGrid = 65535;
 
-/// A LoraWeight as kernels read it.
-struct Entry {
-  const Bf16* a;  ///< [num_ranks, K]; null: adds nothing
-  const Bf16* b[kMaxParts];
-  int first_output[kMaxParts], num_outputs[kMaxParts], first_rank[kMaxParts], rank[kMaxParts];
-  float scale[kMaxParts];
-  int num_parts;
-};
-static_assert(sizeof(Entry) <= kLoraEntryBytes && std::is_trivially_copyable_v<Entry>);
-
-Entry entry_of(const OpContext& ctx, const LoraWeight& w) {
-  Entry e{};
+LoraEntry entry_of(const OpContext& ctx, const LoraWeight& w) {
+  LoraEntry e{};
   e.a = dense(ctx, *w.a).w_NK.as<Bf16>();
   e.num_parts = static_cast<int>(w.parts.size());
   for (std::size_t i = 0; i < w.parts.size(); ++i) {
@@ -60,17 +51,6 @@ __device__ __forceinline__ uint4 load_8(const Bf16* row, int at, int end, bool i
   memcpy(&out, values, sizeof out);
   return out;
 }
-/// The same of four.
-__device__ __forceinline__ uint2 load_4(const Bf16* row, int at, int end, bool is_vector) {
-  if (is_vector) return at < end ? __ldg(reinterpret_cast<const uint2*>(row + at)) : uint2{};
-  Bf16 values[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) values[i] = at + i < end ? row[at + i] : __float2bfloat16_rn(0.0f);
-  uint2 out;
-  memcpy(&out, values, sizeof out);
-  return out;
-}
-
 /// The rows of an input, by their place in a tile; -1 where the tile has none.
 struct Rows {
   const Bf16* x;
@@ -148,54 +128,20 @@ __device__ __forceinline__ void sum_split(float (&acc)[kM][kRankTiles][4], const
   }
 }
 
-/// A block of a cluster along z whose blocks share the splits of one sum; of one block where there are no clusters.
-struct ClusterOfBlock {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  const int rank = static_cast<int>(blockIdx.z), size = static_cast<int>(gridDim.z);
-  __device__ __forceinline__ void sync() const {
-    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-  }
-  /// *p of block `of`.
-  __device__ __forceinline__ float read(const float* p, int of) const {
-    std::uint32_t address;
-    float value;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-                 : "=r"(address)
-                 : "r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(p))), "r"(of));
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
-    return value;
-  }
-#else
-  static constexpr int rank = 0, size = 1;
-  __device__ __forceinline__ void sync() const { __syncthreads(); }
-  __device__ __forceinline__ float read(const float* p, int) const { return *p; }
-#endif
-};
-constexpr int kMaxCluster = 8;
-
-/// sum_k x[row, k] a[rank, k] of 16 kM rows and kRankBlock ranks: store(row in tile, rank - first, sum). Warps take splits in turn, those
-/// of a cluster's blocks one block after the other. The weights of the first ones are read before `wait`, which says that x is there.
-/// `sums`: shared memory, [kWarps][16 kM][kRankBlock].
-template <int kM, typename Cluster, typename Wait, typename Store>
-__device__ __forceinline__ void shrink(const Rows& rows, const Ranks& ranks, float* sums, const Cluster& cluster, Wait&& wait,
-                                       Store&& store) {
+/// sum_k x[row, k] a[rank, k] of 16 kM rows and kRankBlock ranks: store(row in tile, rank - first, sum). Warps take splits in turn. `sums`:
+/// shared memory, [kWarps][16 kM][kRankBlock].
+template <int kM, typename Store>
+__device__ __forceinline__ void shrink(const Rows& rows, const Ranks& ranks, float* sums, Store&& store) {
   constexpr int kSums = 16 * kM * kRankBlock, kOwn = kSums / kThreads;
   const Lane me;
   const int splits = (ranks.K + kStep * kSplitSteps - 1) / (kStep * kSplitSteps);
-  SplitWeights weights;
-  const int first_split = cluster.rank * kWarps + me.warp;
-  if (first_split < splits) weights.load(ranks, first_split);
-  wait();
   float total[kOwn] = {};
-  // Blocks of a cluster share out the sums, too.
-  const int own_end = (cluster.rank + 1) * kSums / cluster.size;
-  for (int round = 0; round < splits; round += kWarps * cluster.size) {
-    const int split = round + first_split;
-    if (round > 0) {
-      cluster.sync();  // the sums before have been read
-      if (split < splits) weights.load(ranks, split);
-    }
+  for (int round = 0; round < splits; round += kWarps) {
+    const int split = round + me.warp;
+    if (round > 0) __syncthreads();  // the sums before have been read
     if (split < splits) {
+      SplitWeights weights;
+      weights.load(ranks, split);
       float acc[kM][kRankTiles][4] = {};
       sum_split<kM>(acc, rows, weights, ranks.K, split);
 #pragma unroll
@@ -207,30 +153,86 @@ __device__ __forceinline__ void shrink(const Rows& rows, const Ranks& ranks, flo
             *reinterpret_cast<float2*>(sums + me.warp * kSums + (16 * m + 8 * half + me.group) * kRankBlock + 8 * n + 2 * me.quad) = {
                 acc[m][n][2 * half], acc[m][n][2 * half + 1]};
     }
-    cluster.sync();
+    __syncthreads();
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      const int at = cluster.rank * kSums / cluster.size + i * kThreads + static_cast<int>(threadIdx.x);
-      if (at >= own_end) continue;
-      for (int block = 0; block < cluster.size; ++block) {
-        const int count = min(kWarps, splits - round - block * kWarps);
-        for (int s = 0; s < count; ++s) total[i] += cluster.read(sums + s * kSums + at, block);
-      }
-    }
+    for (int i = 0; i < kOwn; ++i)
+      for (int s = 0; s < min(kWarps, splits - round); ++s) total[i] += sums[s * kSums + i * kThreads + static_cast<int>(threadIdx.x)];
   }
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
-    const int at = cluster.rank * kSums / cluster.size + i * kThreads + static_cast<int>(threadIdx.x);
-    if (at < own_end) store(at / kRankBlock, at % kRankBlock, total[i]);
+    const int at = i * kThreads + static_cast<int>(threadIdx.x);
+    store(at / kRankBlock, at % kRankBlock, total[i]);
   }
-  if (cluster.size > 1) cluster.sync();  // no block ends before others have read its sums
 }
-/// A block alone.
-struct NoCluster {
-  static constexpr int rank = 0, size = 1;
-  __device__ __forceinline__ void sync() const { __syncthreads(); }
-  __device__ __forceinline__ float read(const float* p, int) const { return *p; }
+
+/// One warp after another: a turn ends by naming the next.
+__device__ __forceinline__ void wait_for_turn(int warp) { asm volatile("bar.sync %0, 64;" ::"r"(1 + warp) : "memory"); }
+__device__ __forceinline__ void end_turn(int next_warp) { asm volatile("bar.arrive %0, 64;" ::"r"(1 + next_warp) : "memory"); }
+
+/// The same for 16 rows, summed over k in order by 16 at a time: as the library sums products and as few_rows.cu does, so that the bits are
+/// theirs. Warps hold parts of k and add them in turn, the weights of the first ones before `wait`, which says that x is there. `handed`:
+/// shared memory.
+struct HandedSums {
+  float4 of[kRankTiles][kWarp];
 };
+template <typename Wait, typename Store>
+__device__ __forceinline__ void shrink_in_order(const Rows& rows, const Ranks& ranks, HandedSums& handed, Wait&& wait, Store&& store) {
+  constexpr int kParts = kStep * kSplitSteps / 16;
+  const Lane me;
+  const int splits = (ranks.K + 16 * kParts - 1) / (16 * kParts);
+  const auto k_of = [&](int split, int part) { return (split * kParts + part) * 16 + me.quad * 4; };
+  uint2 w[kParts][kRankTiles];
+  const auto load_weights = [&](int split) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+#pragma unroll
+      for (int n = 0; n < kRankTiles; ++n) {
+        const int rank = ranks.first + 8 * n + me.group;
+        w[part][n] = rank < ranks.end
+                         ? load_4(ranks.a + static_cast<std::int64_t>(rank) * ranks.K, k_of(split, part), ranks.K, ranks.is_vector)
+                         : uint2{};
+      }
+  };
+  if (me.warp < splits) load_weights(me.warp);
+  wait();
+  const Bf16* x_rows[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = rows.index[8 * half + me.group];
+    x_rows[half] = row >= 0 ? rows.x + row * rows.stride : nullptr;
+  }
+  for (int split = me.warp; split < splits; split += kWarps) {
+    if (split != me.warp) load_weights(split);
+    uint2 x[kParts][2];
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        x[part][half] = x_rows[half] != nullptr ? load_4(x_rows[half], k_of(split, part), ranks.K, rows.is_vector) : uint2{};
+    float acc[kRankTiles][4] = {};
+    if (split > 0) {
+      wait_for_turn(me.warp);
+#pragma unroll
+      for (int n = 0; n < kRankTiles; ++n) *reinterpret_cast<float4*>(acc[n]) = handed.of[n][me.lane];
+    }
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const std::uint32_t left[4] = {x[part][0].x, x[part][1].x, x[part][0].y, x[part][1].y};
+#pragma unroll
+      for (int n = 0; n < kRankTiles; ++n) multiply_add(acc[n], left, w[part][n].x, w[part][n].y);
+    }
+    if (split + 1 < splits) {
+#pragma unroll
+      for (int n = 0; n < kRankTiles; ++n) handed.of[n][me.lane] = *reinterpret_cast<const float4*>(acc[n]);
+      end_turn((me.warp + 1) % kWarps);
+      continue;
+    }
+#pragma unroll
+    for (int n = 0; n < kRankTiles; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) store(8 * (e / 2) + me.group, 8 * n + 2 * me.quad + e % 2, acc[n][e]);
+  }
+}
 
 /// Columns of B that a warp works on at a time.
 constexpr int kColumnTiles = 2, kWarpColumns = 8 * kColumnTiles, kBlockColumns = kWarps * kWarpColumns;
@@ -303,12 +305,12 @@ __device__ __forceinline__ void add_scaled(float (&out)[kLaneColumns], uint2 bef
 /// A batch whose rows name adapters by tiles of up to 16. Two kernels: A x of each tile, and what B adds.
 struct TileArgs {
   const Bf16* x;
-  Bf16 *y, *h;  ///< h: [tiles][16][h_pitch], the ranks of part p from p * h_pitch / kMaxParts on
+  Bf16 *y, *h;  ///< h: [tiles][16][h_pitch], the ranks of part p from p * h_pitch / kMaxLoraParts on
   std::int64_t x_stride, y_stride;
   int num_rows, K, N, h_pitch, columns;  ///< columns: of y, of a block of expand_tiles_kernel
   bool x_is_vector, y_is_vector;
   std::int32_t* x_is_there;  ///< signal of the product that writes y and is queued just before, or null
-  Entry one;                 ///< without tiles: of all rows
+  LoraEntry one;             ///< without tiles: of all rows
   const char* entries;       ///< [slots], entry_stride bytes apart
   std::int64_t entry_stride;
   const std::int32_t* tiles;  ///< [gridDim.y][kLoraTileWords] or null
@@ -317,7 +319,7 @@ struct TileArgs {
 /// What a block knows of its tile before it waits for anything.
 struct TileOfBlock {
   int rows[kLoraTileRows];
-  Entry entry;
+  LoraEntry entry;
 
   /// By all threads. False if the tile has nothing to do.
   __device__ __forceinline__ bool read(const TileArgs& args) {
@@ -331,32 +333,32 @@ struct TileOfBlock {
     }
     const auto* from =
         reinterpret_cast<const int*>(tile != nullptr ? args.entries + slot * args.entry_stride : reinterpret_cast<const char*>(&args.one));
-    if (thread < static_cast<int>(sizeof(Entry) / 4)) reinterpret_cast<int*>(&entry)[thread] = from[thread];
+    if (thread < static_cast<int>(sizeof(LoraEntry) / 4)) reinterpret_cast<int*>(&entry)[thread] = from[thread];
     __syncthreads();
     return entry.a != nullptr;
   }
 };
 
-/// A cluster owns a tile and kRankBlock ranks of a part: blockIdx.x / (gridDim.x / kMaxParts) says which.
+/// A block owns a tile and kRankBlock ranks of a part: blockIdx.x / (gridDim.x / kMaxLoraParts) says which.
 __global__ void __launch_bounds__(kThreads) shrink_tiles_kernel(const __grid_constant__ TileArgs args) {
-  __shared__ float sums[kWarps * kLoraTileRows * kRankBlock];
+  __shared__ HandedSums sums;
   __shared__ TileOfBlock tile;
   let_next_begin();
-  const int blocks_per_part = static_cast<int>(gridDim.x) / kMaxParts, part = static_cast<int>(blockIdx.x) / blocks_per_part,
+  const int blocks_per_part = static_cast<int>(gridDim.x) / kMaxLoraParts, part = static_cast<int>(blockIdx.x) / blocks_per_part,
             first = static_cast<int>(blockIdx.x) % blocks_per_part * kRankBlock;
   if (!tile.read(args) || part >= tile.entry.num_parts || first >= tile.entry.rank[part]) return wait_for_previous();
-  const Entry& e = tile.entry;
+  const LoraEntry& e = tile.entry;
   // What the next kernel reads of this adapter, by the first of the blocks that know it.
-  if (first == 0 && blockIdx.z == 0) {
+  if (first == 0) {
     constexpr int kLine = 128;
     const std::int64_t bytes = static_cast<std::int64_t>(e.num_outputs[part]) * e.rank[part] * 2;
     for (std::int64_t at = static_cast<std::int64_t>(threadIdx.x) * kLine; at < bytes; at += kThreads * kLine)
       prefetch_weight(reinterpret_cast<const char*>(e.b[part]) + at);
   }
   const Ranks ranks{e.a + static_cast<std::int64_t>(e.first_rank[part]) * args.K, args.K, first, e.rank[part], args.K % 8 == 0};
-  Bf16* h = args.h + static_cast<std::int64_t>(blockIdx.y) * kLoraTileRows * args.h_pitch + part * (args.h_pitch / kMaxParts) + first;
-  shrink<1>(
-      {args.x, args.x_stride, tile.rows, args.x_is_vector}, ranks, sums, ClusterOfBlock{},
+  Bf16* h = args.h + static_cast<std::int64_t>(blockIdx.y) * kLoraTileRows * args.h_pitch + part * (args.h_pitch / kMaxLoraParts) + first;
+  shrink_in_order(
+      {args.x, args.x_stride, tile.rows, args.x_is_vector}, ranks, sums,
       [&] { args.x_is_there != nullptr ? wait_for_signal(args.x_is_there) : wait_for_previous(); },
       [&](int row, int j, float sum) { h[row * args.h_pitch + j] = __float2bfloat16_rn(sum); });  // zero beyond the rank
   if (args.x_is_there != nullptr) wait_for_previous();
@@ -371,7 +373,7 @@ __global__ void __launch_bounds__(kThreads) expand_tiles_kernel(const __grid_con
     if (args.x_is_there != nullptr && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *args.x_is_there = 0;
   };
   if (!tile.read(args)) return wait();
-  const Entry& e = tile.entry;
+  const LoraEntry& e = tile.entry;
   const Lane me;
   const int first_column = static_cast<int>(blockIdx.x) * args.columns, end_column = min(args.N, first_column + args.columns);
   bool has_waited = false;
@@ -379,7 +381,7 @@ __global__ void __launch_bounds__(kThreads) expand_tiles_kernel(const __grid_con
     const int base = e.first_output[p], first = max(first_column, base) - base, end = min(end_column, base + e.num_outputs[p]) - base;
     if (first >= end) continue;
     const int rank = e.rank[p];
-    const Bf16* h = args.h + static_cast<std::int64_t>(blockIdx.y) * kLoraTileRows * args.h_pitch + p * (args.h_pitch / kMaxParts);
+    const Bf16* h = args.h + static_cast<std::int64_t>(blockIdx.y) * kLoraTileRows * args.h_pitch + p * (args.h_pitch / kMaxLoraParts);
     ColumnWeights next;
     next.load(e.b[p], rank, 0, first + me.warp * kWarpColumns, end);
     if (!has_waited) wait();
@@ -429,13 +431,11 @@ __global__ void __launch_bounds__(kThreads) shrink_kernel(const __grid_constant_
     rows[threadIdx.x] = row < args.num_rows ? row : -1;
   }
   __syncthreads();
-  shrink<kManyM>(
-      {args.x, args.x_stride, rows, args.x_is_vector}, {args.a, args.K, first_rank, args.num_ranks, args.K % 8 == 0}, sums, NoCluster{},
-      [] {},
-      [&](int row, int j, float sum) {
-        if (rows[row] >= 0 && first_rank + j < args.num_ranks)
-          args.h[rows[row] * args.h_stride + first_rank + j] = __float2bfloat16_rn(sum * args.scale);
-      });
+  shrink<kManyM>({args.x, args.x_stride, rows, args.x_is_vector}, {args.a, args.K, first_rank, args.num_ranks, args.K % 8 == 0}, sums,
+                 [&](int row, int j, float sum) {
+                   if (rows[row] >= 0 && first_rank + j < args.num_ranks)
+                     args.h[rows[row] * args.h_stride + first_rank + j] = __float2bfloat16_rn(sum * args.scale);
+                 });
 }
 
 /// out[t, n] (+)= scale * sum_r h[t, r] w[n, r]. A block owns kManyRows rows and `columns`.
@@ -563,15 +563,11 @@ bool has_rows_of_four(const TensorView& y) { return y.row_stride % 4 == 0 && is_
 /// Two kernels over `num_tiles` tiles of adapters with parts of up to `max_rank`.
 void launch_tiles(OpContext& ctx, TileArgs& args, std::int64_t num_tiles, std::int64_t max_rank) {
   PRL_CHECK(num_tiles <= kMaxGrid, "{} tiles of adapters in one launch", num_tiles);
-  const std::int64_t rank_blocks = kMaxParts * ceil_div(max_rank, kRankBlock);
+  const std::int64_t rank_blocks = kMaxLoraParts * ceil_div(max_rank, kRankBlock);
   args.h_pitch = static_cast<int>(rank_blocks * kRankBlock);
   args.h = static_cast<Bf16*>(ctx.workspace->require(static_cast<std::size_t>(num_tiles * kLoraTileRows * args.h_pitch) * sizeof(Bf16)));
   const auto tiles = static_cast<unsigned>(num_tiles);
-  const std::int64_t splits = ceil_div(args.K, kStep * kSplitSteps);
-  const auto cluster =
-      properties_of(ctx).major >= 9 ? static_cast<unsigned>(std::clamp<std::int64_t>(ceil_div(splits, kWarps), 1, kMaxCluster)) : 1u;
-  launch_chained_clusters(stream_of(ctx), shrink_tiles_kernel, dim3(static_cast<unsigned>(rank_blocks), tiles, cluster), dim3(kThreads),
-                          dim3(1, 1, cluster), args);
+  launch_chained(stream_of(ctx), shrink_tiles_kernel, dim3(static_cast<unsigned>(rank_blocks), tiles), dim3(kThreads), 0, args);
   // Blocks that fit at once; where many tiles are empty fewer than that have work, so that no block has more than some passes.
   constexpr std::int64_t kBlocksAtOnce = 4, kMostPasses = 8;
   const std::int64_t pieces = std::max<std::int64_t>(1, kBlocksAtOnce * num_multiprocessors(ctx) / num_tiles);
@@ -652,13 +648,16 @@ void run_expand(const OpContext& ctx, TensorView out, const Bf16* h, std::int64_
 /// Rows of one adapter that lie together.
 void add_to_all(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LoraWeight& w) {
   const std::int64_t T = x_TK.shape.num_rows(), R = w.num_ranks(), h_stride = round_up(R, 8);
-  if (T < kManyRows) {
+  const TensorView h_shape{nullptr, {T, R}, DType::kBF16, y_TN.device, h_stride};
+  Product a_x = linear_product(dense(ctx, *w.a), h_shape, x_TK);
+  if (T < kManyRows || !has_librarys_bits(ctx, a_x)) {
     TileArgs args = tile_args(y_TN, x_TK);
     args.one = entry_of(ctx, w);
     return launch_tiles(ctx, args, ceil_div(T, kLoraTileRows), max_rank_of(w));
   }
   auto* h = static_cast<Bf16*>(ctx.workspace->require(static_cast<std::size_t>(T * h_stride) * sizeof(Bf16)));
-  run_shrink(ctx, h, h_stride, x_TK, dense(ctx, *w.a).w_NK.as<Bf16>(), R, 1.0f);
+  a_x.out = h;
+  blas_of(ctx).run(ctx, a_x);
   for (const LoraPart& part : w.parts)
     run_expand(ctx, y_TN.columns(part.first_output, part.num_outputs), h + part.first_rank, h_stride, dense(ctx, *part.b).w_NK.as<Bf16>(),
                part.rank, part.scale, true);
@@ -703,14 +702,19 @@ void run_transpose(const OpContext& ctx, Bf16* out, const Bf16* in, std::int64_t
 }  // namespace
 
 bool is_bf16_lora(const OpContext& ctx, const LoraWeight& w, DType dtype) {
-  return dtype == DType::kBF16 && w.dtype() == DType::kBF16 && w.parts.size() <= kMaxParts && properties_of(ctx).major >= 8;
+  return dtype == DType::kBF16 && w.dtype() == DType::kBF16 && w.parts.size() <= kMaxLoraParts && properties_of(ctx).major >= 8;
 }
 
 bool write_lora_entry(OpContext& ctx, std::span<std::byte> entry, const LoraWeight* weight, DType dtype) {
-  PRL_CHECK(entry.size() >= sizeof(Entry), "an adapter's entry of {} bytes", entry.size());
+  PRL_CHECK(entry.size() >= sizeof(LoraEntryMemory), "an adapter's entry of {} bytes", entry.size());
   if (weight != nullptr && !is_bf16_lora(ctx, *weight, dtype)) return false;
-  const Entry e = weight != nullptr ? entry_of(ctx, *weight) : Entry{};
-  std::memcpy(entry.data(), &e, sizeof e);
+  LoraEntryMemory memory{};
+  if (weight != nullptr) {
+    memory.entry = entry_of(ctx, *weight);
+    const std::int64_t K = weight->a->num_inputs();
+    if (K % 64 == 0 && properties_of(ctx).major == 9) memory.a_map = rows_map(memory.entry.a, weight->num_ranks(), K, K, kLoraMapRows, 1);
+  }
+  std::memcpy(entry.data(), &memory, sizeof memory);
   return true;
 }
 
@@ -743,7 +747,7 @@ void add_bf16_lora(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, std::s
     }
     const std::size_t at = entries.size();
     entries.resize(at + kLoraEntryBytes);
-    const Entry e = entry_of(ctx, *group.weight);
+    const LoraEntry e = entry_of(ctx, *group.weight);
     std::memcpy(entries.data() + at, &e, sizeof e);
     max_rank = std::max(max_rank, max_rank_of(*group.weight));
     append_lora_tiles(tiles, static_cast<std::int32_t>(at / kLoraEntryBytes), group.rows);

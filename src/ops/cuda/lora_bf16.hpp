@@ -4,9 +4,9 @@
 
 #include "ops/lora.hpp"
 
-// Low-rank adapters in bf16 beside bf16 activations, by matrix instructions (compute capability 8.0). Sums over inputs are cut into
-// splits of 128, each summed in order and then added in order; sums over ranks run in order. Neither depends
-// on anything but the adapter's shapes, so that training, prefill and decode, whatever kernel they take, give a row the same bits.
+// Low-rank adapters in bf16 beside bf16 activations, by matrix instructions (compute capability 8.0). A x is summed over inputs in order,
+// 16 at a time, as products are (few_rows.hpp); sums over ranks run in order, 16 at a time. Neither depends on anything but the adapter's
+// shapes, so that training, prefill and decode, whatever kernel they take, give a row the same bits.
 
 namespace prl::ops::cuda {
 

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "ops/cuda/device.cuh"
+#include "ops/cuda/hopper.cuh"
+#include "ops/cuda/lora_entry.cuh"
+
+namespace prl::ops::cuda {
+
+constexpr int kBlock = 64;  ///< of K: a row of 128 bytes in shared memory
+constexpr int kRowBytes = kBlock * 2;
+constexpr int kGroup = 128, kCopying = 2 * kWarp;  ///< threads: of a warpgroup that computes, and of the warps that copy weights and rows
+constexpr int kSpan = 64;                          ///< columns that products read, whatever the tile has
+
+/// Blocks of K that one copy loads into a slot.
+__host__ __device__ constexpr int blocks_per_slot(int rows) { return rows <= 16 ? 4 : rows <= 64 ? 2 : 1; }
+
+/// Where A lies: behind the columns of the weight, so that one product forms both, or apart, where they have no room for it.
+enum class AdapterPlace { kNone, kBehind, kApart };
+/// The parts of an adapter, of which recorded work is made.
+struct LoraParts {
+  int num_parts, first_output[kMaxLoraParts], num_outputs[kMaxLoraParts], first_rank[kMaxLoraParts], rank[kMaxLoraParts];
+};
+struct FewRowsArgs {
+  /// [K / 64][N][64], box [blocks per slot][columns][64]; of gate and up [K / 64][N / 16][2][8][64], box [blocks][columns / 16][2][8][64]:
+  /// then 8 columns of gate and 8 of up take turns in shared memory, and a thread holds both factors of its results.
+  CUtensorMap weights;
+  /// [K / 64][M][64], box [blocks per slot][rows][64]; not with a norm.
+  CUtensorMap rows;
+  void* out;
+  const float* bias;  ///< [N] or null
+  std::int64_t out_stride;
+  int M, N, num_steps, columns, slots;  ///< N: columns of out
+  int rows_at, barriers_at;             ///< in shared memory: slots of weights, then of rows (all of K with a norm), then barriers
+  const __nv_bfloat16* x;               ///< with a norm: what is normed
+  const float* norm;
+  const __nv_bfloat16* residual;  ///< or null
+  std::int64_t x_stride, residual_stride;
+  std::int32_t* rows_are_there;  ///< or null
+  bool is_wide;                  ///< 8 columns of out, and of the residual, lie together in 16 aligned bytes
+  float eps, inverse_K;
+  int K;
+  // With an adapter, which has A behind the columns of the weight in shared memory, or from ranks_at on where gate and up take turns.
+  const LoraEntryMemory* adapter;  ///< or null
+  LoraParts parts;                 ///< of it
+  const std::int32_t* tiles;       ///< [num_tiles][kLoraTileWords]: rows that name it
+  const float* adapted_bias;       ///< in place of bias
+  int num_tiles, ranks;            ///< ranks: rows of A that a block has room for
+  int ranks_at, adapter_at;        ///< adapter_at: AdapterOfBlock
+};
+/// Threads that compute a tile: a warpgroup, or one for each 64 rows.
+__host__ __device__ constexpr int computing_threads(int rows) { return rows >= 64 ? rows / 64 * kGroup : kGroup; }
+
+#if PRL_HOPPER
+
+/// A tile of out, formed by products of 64 by 8 to 64. Up to 32 rows stand on the right, from 64 on they stand on the left, 64 for each
+/// warpgroup: then a warp has 16 rows of its own, and a lane neighbouring columns.
+template <int kRows_>
+struct Tile {
+  static constexpr int kRows = kRows_;
+  static constexpr bool kHasRowsLeft = kRows >= 64;
+  static constexpr int kGroups = computing_threads(kRows) / kGroup, kEach = kRows / kGroups;  ///< kEach: rows of a warpgroup
+  static constexpr int kResults = kEach * kSpan / kGroup;                                     ///< of a thread
+};
+
+#endif  // PRL_HOPPER
+
+}  // namespace prl::ops::cuda
