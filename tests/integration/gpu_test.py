@@ -69,6 +69,20 @@ def test_lock_step_repeats_and_matches_exactly():
         check(digests[0] == digests[1], "two runs of one seed differ after 10 steps")
 
 
+def test_lock_step_of_an_adapter_matches_exactly():
+    needs_gpu()
+    with harness.workspace("gpu-lock-step-adapter") as folder:
+        config = harness.rl_config(folder / "rl.toml", harness.warm_model(), max_async_level=0, max_steps=6)
+        for rank in (4, 16):
+            out = folder / f"rank-{rank}"
+            prl("rl", "@", config, "--output-dir", out, "--trainer.compute.device", "cuda", "--trainer.model.lora.rank", rank,
+                "--trainer.model.lora.alpha", 16, "--trainer.optim.lr", "5e-3", "--ckpt", "--ckpt.weights.save-adapter-separately")
+            rows = harness.metrics(out)
+            worst = max(abs(rows[step]["mismatch_kl/all/max"]) for step in range(1, 7))
+            check(worst == 0, f"rank {rank}: sampler and trainer differ: mismatch_kl {worst}")
+            check(len({rows[step]["loss/mean"] for step in range(1, 7)}) > 3, "losses say nothing")
+
+
 def test_a_real_size_stays_within_its_memory_plan():
     needs_gpu()
     with harness.workspace("gpu-plan") as folder:
@@ -140,5 +154,5 @@ def test_steps_ahead_count_what_they_have_not_seen():
 
 
 harness.main(test_fine_tuning_agrees_with_the_cpu, test_policy_steps_agree_with_the_cpu, test_lock_step_repeats_and_matches_exactly,
-             test_a_real_size_stays_within_its_memory_plan, test_an_engine_alone_stays_within_its_share,
+             test_lock_step_of_an_adapter_matches_exactly, test_a_real_size_stays_within_its_memory_plan, test_an_engine_alone_stays_within_its_share,
              test_steps_ahead_count_what_they_have_not_seen)

@@ -346,6 +346,10 @@ def check_rows(output_dir):
 def main(*tests):
     """Runs test functions; the exit status counts the failures."""
     wanted = sys.argv[1:]
+    names = {test.__name__ for test in tests}
+    forgotten = sorted({name for name in vars(sys.modules["__main__"]) if name.startswith("test_")} - names)
+    if forgotten or not names.issuperset(wanted):
+        sys.exit(f"not given to harness.main: {', '.join(forgotten)}" if forgotten else f"no such test among {', '.join(sorted(names))}: {wanted}")
     failures = skips = 0
     for test in tests:
         if wanted and test.__name__ not in wanted:
