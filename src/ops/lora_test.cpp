@@ -291,6 +291,8 @@ TEST_P(LoraTest, OneAdapterInTheProductHasTheSameBits) {
       {1024, 6144, 8, parts_of({3072, 3072}, 8), true, false, true, false},
       {2560, 1600, 32, parts_of({800, 800}, 32), false, false, true, false},
       {1024, 1536, 16, {part(768, 768, 16, 1.5f)}, true, false, true, false},
+      {576, 19456, 32, parts_of({9728, 9728}, 32), false, false, true, false},
+      {576, 9728, 64, parts_of({9728}, 64), false, false, false, false},
   };
   std::string different;
   int num_taken = 0;

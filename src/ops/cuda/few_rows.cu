@@ -594,6 +594,9 @@ std::optional<FewRowsTile> few_rows_tile(const Product& p, const cudaDeviceProp&
   const bool is_one_wave = blocks_with(best.columns) <= processors;
   const int shared_bytes = kSharedBytes - (fusion.rows_are_there != nullptr ? kBesideBytes : 0);
   best.slots = slots_of(best, p.K, is_one_wave ? shared_bytes : shared_bytes / 2);
+  // Many ranks leave two blocks of a multiprocessor too little room: a slot is given back only after the products of the next have begun.
+  if (best.slots < 2) best.slots = slots_of(best, p.K, shared_bytes);
+  if (best.slots < 2 && p.K > blocks_per_slot(best.rows) * kBlock) return std::nullopt;
   return best;
 }
 
