@@ -8,6 +8,8 @@ namespace prl::nn {
 namespace {
 
 constexpr std::size_t kFirstSlots = 8;
+/// Shapes of adapters for which work is recorded apart; adapters of further ones are added by tiles.
+constexpr std::size_t kMostShapes = 8;
 
 std::size_t entry_index(std::int64_t layer, std::size_t matrix) { return static_cast<std::size_t>(layer) * kAdaptedBlocks.size() + matrix; }
 
@@ -65,9 +67,9 @@ bool AdapterBank::write(std::size_t slot, const Adapter& adapter) {
     }
   ctx_.runtime->copy_from_host(static_cast<std::byte*>(table_.data()) + slot * slot_bytes, entries.data(), slot_bytes);
   slots_[slot].adapter = adapter.weak_from_this();
-  const auto same = std::ranges::find(shapes_, shape);
-  slots_[slot].shape = static_cast<std::size_t>(same - shapes_.begin());
-  if (same == shapes_.end()) shapes_.push_back(std::move(shape));
+  if (std::ranges::find(shapes_, shape) == shapes_.end() && shapes_.size() < kMostShapes) shapes_.push_back(shape);
+  const auto found = std::ranges::find(shapes_, shape);
+  slots_[slot].shape = found != shapes_.end() ? static_cast<std::size_t>(found - shapes_.begin()) + 1 : 0;
   if (single_slot_ == slot) single_slot_.reset();
   if (adapter.max_rank() > max_rank_) {
     max_rank_ = adapter.max_rank();
@@ -139,7 +141,7 @@ void AdapterBank::use_single(const Adapter& adapter) {
 std::size_t AdapterBank::shape_of(const Adapter& adapter) const {
   const auto slot = slot_of(&adapter);
   PRL_CHECK(slot.has_value(), "an adapter of the step is in no slot");
-  return slots_[*slot].shape + 1;
+  return slots_[*slot].shape;
 }
 
 }  // namespace prl::nn

@@ -36,7 +36,8 @@ class AdapterBank {
   std::optional<ops::LoraIndex> index(Block matrix, std::int64_t layer, const AdapterTiles& tiles) const;
   /// Has the entries of one adapter, which the last bring() took, where index() names them as `single`: after enqueued work.
   void use_single(const Adapter& adapter);
-  /// What recorded work keeps of an adapter that the last bring() took: equal where all parts of all its weights are. At least 1.
+  /// What recorded work keeps of an adapter that the last bring() took: equal where all parts of all its weights are;
+  /// 0 beyond the first few shapes.
   std::size_t shape_of(const Adapter& adapter) const;
   /// Changes when work recorded with index() no longer fits: the table moved, another matrix is adapted, or a rank is larger than any
   /// before.
@@ -46,7 +47,7 @@ class AdapterBank {
   struct SlotState {
     std::weak_ptr<const Adapter> adapter;
     std::uint64_t last_use = 0;
-    std::size_t shape = 0;  ///< of shapes_
+    std::size_t shape = 0;  ///< shape_of
   };
   /// Of an adapter that is in the table.
   std::optional<std::size_t> slot_of(const Adapter* adapter) const;

@@ -143,10 +143,11 @@ TensorView DecodeRecorder::run(const Weights& weights, KvCache& cache, const Pag
     bank_generation_ = bank_generation;
   }
   const auto sequences = static_cast<std::int64_t>(batch.ids_T.size());
-  const Adapter* single = bank != nullptr && adapters.size() == 1 ? adapters[0].adapter : nullptr;
+  const std::size_t shape = bank != nullptr && adapters.size() == 1 ? bank->shape_of(*adapters[0].adapter) : 0;
+  const Adapter* single = shape != 0 ? adapters[0].adapter : nullptr;
   if (single != nullptr) bank->use_single(*single);
   const Key key{rows_for(sequences), static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(std::max(batch.max_blocks, 8)))),
-                bank != nullptr, single != nullptr ? bank->shape_of(*single) : 0};
+                bank != nullptr, shape};
   Step& step = step_for(key);
   step.host_tiles.clear();
   if (bank != nullptr) bank->append_tiles(step.host_tiles, adapters);

@@ -29,7 +29,7 @@ class DecodeRecorder {
   struct Key {
     std::int64_t rows = 0, max_blocks = 0;
     bool has_adapters = false;
-    std::size_t adapter_shape = 0;  ///< AdapterBank::shape_of the one adapter that rows name; 0 if they name several
+    std::size_t adapter_shape = 0;  ///< AdapterBank::shape_of the one adapter that rows name, or 0
     auto operator<=>(const Key&) const = default;
     /// Each row has at most a tile of its own; those of one adapter share them.
     std::int64_t num_tiles() const {

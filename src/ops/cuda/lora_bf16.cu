@@ -41,16 +41,6 @@ LoraEntry entry_of(const OpContext& ctx, const LoraWeight& w) {
   return e;
 }
 
-/// Eight neighbouring values from `at` on, zero from `end` on. `is_vector`: `row + at` is 16-byte aligned and `end` a multiple of 8.
-__device__ __forceinline__ uint4 load_8(const Bf16* row, int at, int end, bool is_vector) {
-  if (is_vector) return at < end ? __ldg(reinterpret_cast<const uint4*>(row + at)) : uint4{};
-  Bf16 values[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) values[i] = at + i < end ? row[at + i] : __float2bfloat16_rn(0.0f);
-  uint4 out;
-  memcpy(&out, values, sizeof out);
-  return out;
-}
 /// The rows of an input, by their place in a tile; -1 where the tile has none.
 struct Rows {
   const Bf16* x;

@@ -34,15 +34,24 @@ static_assert(sizeof(LoraEntryMemory) == kLoraEntryBytes && std::is_trivially_co
 /// to 8.
 __host__ __device__ constexpr int padded_rank(int rank) { return rank <= 8 ? 8 : (rank + 15) / 16 * 16; }
 
-/// Four neighbouring values from `at` on, zero from `end` on. `is_vector`: `row + at` is 8-byte aligned and `end` a multiple of 4.
-__device__ __forceinline__ uint2 load_4(const __nv_bfloat16* row, int at, int end, bool is_vector) {
-  if (is_vector) return at < end ? __ldg(reinterpret_cast<const uint2*>(row + at)) : uint2{};
-  __nv_bfloat16 values[4];
+/// Neighbouring values from `at` on that fill a Vector, zero from `end` on. `is_vector`: `row + at` is as aligned as a Vector and `end` a
+/// multiple of their number.
+template <typename Vector>
+__device__ __forceinline__ Vector load_values(const __nv_bfloat16* row, int at, int end, bool is_vector) {
+  if (is_vector) return at < end ? __ldg(reinterpret_cast<const Vector*>(row + at)) : Vector{};
+  constexpr int kCount = sizeof(Vector) / 2;
+  __nv_bfloat16 values[kCount];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) values[i] = at + i < end ? row[at + i] : __float2bfloat16_rn(0.0f);
-  uint2 out;
+  for (int i = 0; i < kCount; ++i) values[i] = at + i < end ? row[at + i] : __float2bfloat16_rn(0.0f);
+  Vector out;
   memcpy(&out, values, sizeof out);
   return out;
+}
+__device__ __forceinline__ uint2 load_4(const __nv_bfloat16* row, int at, int end, bool is_vector) {
+  return load_values<uint2>(row, at, end, is_vector);
+}
+__device__ __forceinline__ uint4 load_8(const __nv_bfloat16* row, int at, int end, bool is_vector) {
+  return load_values<uint4>(row, at, end, is_vector);
 }
 
 }  // namespace prl::ops::cuda
