@@ -17,13 +17,15 @@ setup: ## install the Debian packages that are missing
 $(BUILD)/build.ninja: CMakeLists.txt cmake/prl.cmake
 	cmake --preset release -B $(BUILD) >/dev/null
 
-# Kernels for GPUs are most of a first build. The demo compiles them only on a machine with a GPU; all else compiles everything.
+# The demo's build is for a first look: it leaves out kernels for GPUs on a machine without one, and optimises only what computes. All else
+# compiles everything as it should be.
 .PHONY: configure-here configure-all
 configure-here: setup
-	@[ -e $(BUILD)/build.ninja ] || cmake --preset release -B $(BUILD) -DPRL_CUDA=gpu >/dev/null
+	@[ -e $(BUILD)/build.ninja ] || cmake --preset release -B $(BUILD) -DPRL_CUDA=gpu -DPRL_QUICK=ON >/dev/null
 
 configure-all: setup $(BUILD)/build.ninja
-	@! grep -qs '^PRL_CUDA:STRING=gpu$$' $(BUILD)/CMakeCache.txt || cmake --preset release -B $(BUILD) -DPRL_CUDA=auto >/dev/null
+	@! grep -qsE '^(PRL_CUDA:STRING=gpu|PRL_QUICK:BOOL=ON)$$' $(BUILD)/CMakeCache.txt || \
+	  cmake --preset release -B $(BUILD) -DPRL_CUDA=auto -DPRL_QUICK=OFF >/dev/null
 
 build: configure-all ## build the binary build/release/bin/prl
 	@ninja -C $(BUILD) -j $(JOBS) prl

@@ -21,17 +21,24 @@ endfunction()
 
 if(PRL_PRECOMPILE)
   prl_precompiled_header(prl_precompiled precompiled.hpp)
+  if(PRL_QUICK)
+    prl_precompiled_header(prl_precompiled_unoptimized precompiled.hpp)
+    target_compile_options(prl_precompiled_unoptimized PRIVATE -O0)
+  endif()
   if(PRL_TESTS)
     prl_precompiled_header(prl_precompiled_test precompiled_test.hpp GTest::gmock GTest::gtest)
   endif()
 endif()
 
-# prl_precompile(TARGET [test]): the C++ files of a target use the header, with GoogleTest's if asked.
+# prl_precompile(TARGET [test|unoptimized]): the C++ files of a target use the header, with GoogleTest's if asked; GCC takes none that was
+# made with another kind of optimisation.
 function(prl_precompile target)
   if(PRL_PRECOMPILE)
     set(from prl_precompiled)
     if("test" IN_LIST ARGN)
       set(from prl_precompiled_test)
+    elseif("unoptimized" IN_LIST ARGN)
+      set(from prl_precompiled_unoptimized)
     endif()
     target_precompile_headers(${target} REUSE_FROM ${from})
     # ccache looks at the precompiled header only if the preprocessor names it. When <string> comes from there, GCC 12 takes sums of

@@ -51,5 +51,7 @@ echo "  metrics    $out/sft/metrics.jsonl, $out/rl/metrics.jsonl"
 echo "  rollouts   $out/rl/rollouts/step_N/train_rollouts.jsonl; answers of the evaluation in $out/eval"
 echo "  logs       $out/rl/logs/latest"
 echo "  try        $prl inference --model.name $out/rl/weights/step_120"
+! grep -qs '^PRL_QUICK:BOOL=ON$' "$(dirname "$prl")/../CMakeCache.txt" || \
+  echo "  for work   make build: this program was built for a first look, and only what computes is optimised"
 echo
 printf 'demo: eval reward base=%.4f sft=%.4f rl=%.4f %s seconds=%d\n' "$base" "$sft" "$rl" "$proof" $(( $(date +%s) - started ))

@@ -9,6 +9,7 @@ python3 tools/check_where.py || bad=1
 python3 tools/check_docs.py || bad=1
 python3 tools/check_sizes.py || bad=1
 python3 tools/check_tests.py || bad=1
+python3 tools/check_names.py || bad=1
 while read -r lines file; do
   [ "$file" = total ] || [ "$lines" -le 800 ] || note "$file has $lines lines, 800 is the limit: split it by noun"
 done < <(git ls-files 'src/*.cpp' 'src/*.hpp' 'src/*.cu' 'src/*.cuh' 'tools/*' 'tests/*.cpp' | grep -v -E 'unicode_tables|fixtures' | xargs -r wc -l)

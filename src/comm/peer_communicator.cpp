@@ -29,7 +29,7 @@ constexpr std::chrono::milliseconds kReportPatience{500};
 /// How long a rank that is done waits for the others to be.
 constexpr std::chrono::milliseconds kFarewell{5000};
 /// How often a rank that waits looks whether others have left.
-constexpr std::chrono::milliseconds kWatchPause{500};
+constexpr std::chrono::milliseconds kStallInterval{500};
 /// From when a wait was noticed until it is reported: ten seconds in all.
 constexpr std::chrono::milliseconds kFirstReport{9'000};
 /// For ranks that have tried to connect to say so.
@@ -279,10 +279,10 @@ class PeerCommunicator final : public Communicator {
     std::optional<Clock::time_point> reported;
     std::optional<Waiting> waiting;
     std::unique_lock lock(wait_.mutex);
-    while (!watch_wakes_.wait_for(lock, stop, kWatchPause, [&stop] { return stop.stop_requested(); })) {
+    while (!watch_wakes_.wait_for(lock, stop, kStallInterval, [&stop] { return stop.stop_requested(); })) {
       if (stop.stop_requested()) return;
       if (reported != wait_.since) waiting.reset();
-      if (!wait_.since || Clock::now() - *wait_.since < kWatchPause || is_closed_) continue;
+      if (!wait_.since || Clock::now() - *wait_.since < kStallInterval || is_closed_) continue;
       if (!waiting)
         waiting.emplace(Waiting::Options{.who = fmt::format("rank {} of {} ({})", rank(), size(), name_of(options_)),
                                          .what = "the others in " + wait_.doing,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "base/ascii.hpp"
 #include "base/error.hpp"
 
 namespace prl::config {
@@ -42,8 +43,7 @@ void merge_only_item(Value& list, const Value& over) {
 bool is_indexed(const Value& value) {
   if (!value.is_table() || value.members().empty()) return false;
   return std::all_of(value.members().begin(), value.members().end(), [](const Member& member) {
-    return !member.key.empty() && member.key.size() <= kMaxIndexDigits &&
-           std::all_of(member.key.begin(), member.key.end(), [](char c) { return c >= '0' && c <= '9'; });
+    return !member.key.empty() && member.key.size() <= kMaxIndexDigits && std::all_of(member.key.begin(), member.key.end(), is_ascii_digit);
   });
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/ascii.hpp"
 #include "base/error.hpp"
 #include "base/files.hpp"
 #include "config/merge.hpp"
@@ -80,9 +81,8 @@ void write_json(const Value& value, int indent, bool is_compact, std::string& ou
 }
 
 std::string toml_key(const std::string& key) {
-  const bool is_bare = !key.empty() && std::all_of(key.begin(), key.end(), [](unsigned char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
-  });
+  const bool is_bare =
+      !key.empty() && std::all_of(key.begin(), key.end(), [](char c) { return is_ascii_alnum(c) || c == '_' || c == '-'; });
   return is_bare ? key : quote(key);
 }
 

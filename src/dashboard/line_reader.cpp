@@ -13,7 +13,7 @@
 namespace prl::dashboard {
 namespace {
 
-constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
+constexpr std::size_t kReadBytes = std::size_t{256} << 10;
 constexpr std::size_t kTailBytes = 64;
 
 /// A descriptor of a regular file, or -1; opening a pipe does not wait.
@@ -91,7 +91,7 @@ bool LineReader::read(const Sink& sink, std::uint64_t max_bytes) {
     was_read_ = true;
   }
   const auto size = static_cast<std::uint64_t>(status.st_size);
-  std::string buffer(static_cast<std::size_t>(std::min<std::uint64_t>(kPieceBytes, size - offset_)), '\0');
+  std::string buffer(static_cast<std::size_t>(std::min<std::uint64_t>(kReadBytes, size - offset_)), '\0');
   while (offset_ < size && max_bytes > 0 && !buffer.empty()) {
     const std::size_t got =
         read_at(file.fd(), buffer.data(), static_cast<std::size_t>(std::min<std::uint64_t>(buffer.size(), max_bytes)), offset_);

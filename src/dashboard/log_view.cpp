@@ -5,6 +5,7 @@
 #include <charconv>
 #include <ctime>
 
+#include "base/ascii.hpp"
 #include "dashboard/inside.hpp"
 #include "dashboard/line_reader.hpp"
 #include "dashboard/member_scanner.hpp"
@@ -20,11 +21,9 @@ constexpr std::uint64_t kFirstBlockBytes = std::uint64_t{64} << 10, kBlockBytes 
 constexpr int kMaxBlocks = 12;
 constexpr std::size_t kMaxLineBytes = 8192;
 
-char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; }
-
 bool holds(std::string_view text, std::string_view wanted) {
-  return std::search(text.begin(), text.end(), wanted.begin(), wanted.end(), [](char a, char b) { return lower(a) == lower(b); }) !=
-             text.end() ||
+  return std::search(text.begin(), text.end(), wanted.begin(), wanted.end(),
+                     [](char a, char b) { return ascii_lower(a) == ascii_lower(b); }) != text.end() ||
          wanted.empty();
 }
 
@@ -108,7 +107,7 @@ void parse_text_line(std::string_view text, LogLine& line) {
 std::optional<int> level_of(std::string_view name) noexcept {
   for (std::size_t i = 0; i < std::size(kLevels); ++i)
     if (name.size() == kLevels[i].size() &&
-        std::equal(name.begin(), name.end(), kLevels[i].begin(), [](char a, char b) { return lower(a) == b; }))
+        std::equal(name.begin(), name.end(), kLevels[i].begin(), [](char a, char b) { return ascii_lower(a) == b; }))
       return static_cast<int>(i);
   return std::nullopt;
 }

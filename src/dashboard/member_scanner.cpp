@@ -5,6 +5,8 @@
 #include <optional>
 #include <utility>
 
+#include "base/ascii.hpp"
+
 namespace prl::dashboard {
 namespace json = boost::json;
 namespace {
@@ -149,7 +151,7 @@ std::optional<unsigned> escape_at(std::string_view text, std::size_t at) {
   unsigned value = 0;
   for (std::size_t i = at + 2; i < at + 6; ++i) {
     const char c = text[i];
-    const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+    const int digit = hex_value(c);
     if (digit < 0) return std::nullopt;
     value = value * 16 + static_cast<unsigned>(digit);
   }

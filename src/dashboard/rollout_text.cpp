@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/ascii.hpp"
 #include "base/error.hpp"
 #include "dashboard/member_scanner.hpp"
 
@@ -24,9 +25,6 @@ json::parse_options lenient() {
   options.allow_invalid_utf8 = true;
   return options;
 }
-
-char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; }
-bool is_plain(char c) { return (lower(c) >= 'a' && lower(c) <= 'z') || (c >= '0' && c <= '9'); }
 
 /// A position at or before `at` where no character is cut.
 std::size_t cut_position(std::string_view text, std::size_t at) {
@@ -44,12 +42,13 @@ std::string in_one_line(std::string_view text) {
 
 std::size_t find_lower(std::string_view text, std::string_view wanted) {
   if (wanted.empty()) return 0;
-  const auto found = std::search(text.begin(), text.end(), wanted.begin(), wanted.end(), [](char a, char b) { return lower(a) == b; });
+  const auto found =
+      std::search(text.begin(), text.end(), wanted.begin(), wanted.end(), [](char a, char b) { return ascii_lower(a) == b; });
   return found == text.end() ? std::string_view::npos : static_cast<std::size_t>(found - text.begin());
 }
 
 /// As find_lower, for many megabytes: jumps by the last byte of what is looked for.
-bool holds(std::string_view text, std::string_view wanted) {
+bool holds_in_lower(std::string_view text, std::string_view wanted) {
   std::array<std::size_t, 256> jump;
   jump.fill(wanted.size());
   for (std::size_t i = 0; i + 1 < wanted.size(); ++i) {
@@ -60,7 +59,7 @@ bool holds(std::string_view text, std::string_view wanted) {
   }
   for (std::size_t at = wanted.size() - 1; at < text.size(); at += jump[static_cast<unsigned char>(text[at])]) {
     const std::string_view here = text.substr(at + 1 - wanted.size(), wanted.size());
-    if (lower(here.back()) == wanted.back() && find_lower(here, wanted) == 0) return true;
+    if (ascii_lower(here.back()) == wanted.back() && find_lower(here, wanted) == 0) return true;
   }
   return false;
 }
@@ -129,16 +128,16 @@ std::string preview_of(const json::value& rollout, std::size_t max_bytes) {
 }
 
 TextSearch::TextSearch(std::string_view wanted) : wanted_(wanted) {
-  std::transform(wanted_.begin(), wanted_.end(), wanted_.begin(), lower);
+  std::transform(wanted_.begin(), wanted_.end(), wanted_.begin(), ascii_lower);
   for (std::size_t i = 0; i < wanted_.size();) {
     std::size_t end = i;
-    while (end < wanted_.size() && is_plain(wanted_[end])) ++end;
+    while (end < wanted_.size() && is_ascii_alnum(wanted_[end])) ++end;
     if (end - i > needle_.size()) needle_ = wanted_.substr(i, end - i);
     i = std::max(end, i + 1);
   }
 }
 
-bool TextSearch::may_hold(std::string_view line) const { return needle_.empty() || holds(line, needle_); }
+bool TextSearch::may_hold(std::string_view line) const { return needle_.empty() || holds_in_lower(line, needle_); }
 
 bool TextSearch::search(const json::value& value, std::string_view key, std::string& hit, int depth) const {
   if (depth > static_cast<int>(MemberScanner::kMaxDepth)) return false;

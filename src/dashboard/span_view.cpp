@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 namespace json = boost::json;
 namespace {
 
-constexpr std::uint64_t kFirstBlockBytes = std::uint64_t{64} << 10, kSpanTailBytes = std::uint64_t{4} << 20;
+constexpr std::uint64_t kFirstSpanBytes = std::uint64_t{64} << 10, kSpanTailBytes = std::uint64_t{4} << 20;
 /// A span may be written so long after it has ended, behind others that ended later.
 constexpr double kLateSeconds = 5;
 constexpr std::size_t kMaxProcesses = 64;
@@ -68,7 +68,7 @@ bool add_newest(const fs::path& path, const std::string& process, const SpanQuer
   std::error_code ec;
   std::uint64_t end = fs::is_regular_file(path, ec) ? fs::file_size(path, ec) : 0;
   if (ec) return false;
-  for (std::uint64_t block = kFirstBlockBytes; end > 0 && budget > 0; block *= 2) {
+  for (std::uint64_t block = kFirstSpanBytes; end > 0 && budget > 0; block *= 2) {
     const std::uint64_t wanted = std::min({block, end, budget});
     const std::string bytes = read_range(path, end - wanted, wanted);
     if (bytes.size() < wanted) return false;  // it was begun anew meanwhile

@@ -72,9 +72,9 @@ double seconds_per_step(const SeriesStore& store) {
   return num_steps > 0 && seconds > 0 ? seconds / num_steps : 0;
 }
 
-class Picture {
+class Screen {
  public:
-  explicit Picture(const TerminalOptions& options) : options_(options) {}
+  explicit Screen(const TerminalOptions& options) : options_(options) {}
 
   bool is_full() const { return num_lines_ >= options_.rows; }
   void line(std::string_view text, std::string_view style = {}) {
@@ -94,7 +94,7 @@ class Picture {
   std::size_t num_lines_ = 0;
 };
 
-void draw_head(Picture& frame, const RunView& run, const TerminalOptions& options) {
+void draw_head(Screen& frame, const RunView& run, const TerminalOptions& options) {
   const SeriesStore& store = run.series_store();
   const RunView::Head head = run.head();
   const std::int64_t step = std::max<std::int64_t>(store.last_step(), 0);
@@ -114,7 +114,7 @@ void draw_head(Picture& frame, const RunView& run, const TerminalOptions& option
   if (store.num_damaged() > 0) frame.line(fmt::format("{} rows of the metrics are damaged", store.num_damaged()), kYellow);
 }
 
-void draw_metrics(Picture& frame, const SeriesStore& store, const TerminalOptions& options, std::span<const std::string> names,
+void draw_metrics(Screen& frame, const SeriesStore& store, const TerminalOptions& options, std::span<const std::string> names,
                   std::set<SeriesStore::Key>& shown) {
   const std::size_t fixed = kNameColumns + 3 * (kValueColumns + 1) + 1;
   const std::size_t width = std::max(options.columns > fixed ? options.columns - fixed : 0, kMinCurveColumns);
@@ -132,7 +132,7 @@ void draw_metrics(Picture& frame, const SeriesStore& store, const TerminalOption
     }
 }
 
-void draw_warnings(Picture& frame, const std::filesystem::path& folder) {
+void draw_warnings(Screen& frame, const std::filesystem::path& folder) {
   std::vector<std::pair<std::string, LogLine>> found;
   for (const std::filesystem::path& file : list_newest_logs(folder / "logs")) {
     LogQuery query;
@@ -181,7 +181,7 @@ std::string sparkline(std::span<const double> values, std::size_t width, bool ha
 }
 
 std::string draw_run(const RunView& run, const TerminalOptions& options) {
-  Picture frame(options);
+  Screen frame(options);
   const SeriesStore& store = run.series_store();
   draw_head(frame, run, options);
   if (store.num_rows() == 0) {

@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "base/ascii.hpp"
 #include "base/rng.hpp"
 #include "env/numeric_answer.hpp"
 
@@ -38,7 +39,6 @@ constexpr std::array kFunctions{
 };
 
 bool is_letter(char c) { return std::isalpha(static_cast<unsigned char>(c)) != 0; }
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 double to_double(const Rational& number) { return static_cast<double>(number.numerator) / static_cast<double>(number.denominator); }
 
@@ -162,7 +162,7 @@ class Reader {
         if (text_.substr(at_).starts_with(other) && !text_.substr(at_).starts_with("\\infty")) return false;
       return true;
     }
-    return c == '(' || c == '[' || c == '{' || is_letter(c) || is_digit(c) || c == '.';
+    return c == '(' || c == '[' || c == '{' || is_letter(c) || is_ascii_digit(c) || c == '.';
   }
 
   Maybe factor() {
@@ -202,7 +202,7 @@ class Reader {
       ++at_;
       value = argument();
       if (value) value = negative(*value);
-    } else if (is_digit(c)) {
+    } else if (is_ascii_digit(c)) {
       value = from(Rational{text_[at_++] - '0', 1});
     } else {
       value = atom();
@@ -220,7 +220,7 @@ class Reader {
 
   Maybe atom() {
     const char c = next();
-    if (is_digit(c) || c == '.') return number();
+    if (is_ascii_digit(c) || c == '.') return number();
     if (take("(")) return group(")");
     if (take("[")) return group("]");
     if (take("{")) return group("}");
@@ -243,7 +243,7 @@ class Reader {
   /// Digits with a point and separators of thousands; a fraction behind a whole number is added to it.
   Maybe number() {
     const std::size_t begin = at_;
-    while (at_ < text_.size() && (is_digit(text_[at_]) || text_[at_] == '.')) ++at_;
+    while (at_ < text_.size() && (is_ascii_digit(text_[at_]) || text_[at_] == '.')) ++at_;
     const auto value = parse_number(text_.substr(begin, at_ - begin));
     if (!value) return std::nullopt;
     if (value->denominator == 1 && text_.substr(at_).starts_with("\\frac")) {

@@ -19,7 +19,7 @@ namespace prl::env {
 namespace {
 
 constexpr std::size_t kMaxItems = 200;
-constexpr int kMaxDepth = 20;
+constexpr int kMaxNesting = 20;
 constexpr double kTolerance = 1e-11;  // relative; the values come from a few dozen operations in double
 constexpr double kSixPlaces = 1e6;
 
@@ -176,7 +176,7 @@ std::optional<Answer> read_relation(const std::string& text, int depth) {
 
 /// nullopt for what has no structure that is known.
 std::optional<Answer> read(const std::string& text, int depth) {
-  if (text.empty() || depth > kMaxDepth) return std::nullopt;
+  if (text.empty() || depth > kMaxNesting) return std::nullopt;
   if (const std::size_t in = text.find("\\in "); in != std::string::npos && in <= 3) return read(strip(text.substr(in + 4)), depth + 1);
   if (text == "\\mathbb{R}") return read("(-\\infty, \\infty)", depth + 1);
   if (text == "\\emptyset" || text == "\\varnothing") return Answer{.kind = Kind::kSet};

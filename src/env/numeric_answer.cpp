@@ -5,12 +5,11 @@
 #include <cstdint>
 #include <utility>
 
+#include "base/ascii.hpp"
 #include "env/rubric.hpp"
 
 namespace prl::env {
 namespace {
-
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 void replace_all(std::string& text, std::string_view from, std::string_view to) {
   for (std::size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size())) text.replace(at, from.size(), to);
@@ -97,13 +96,13 @@ class NumberReader {
     bool has_point = false;
     for (; at_ < text_.size(); ++at_) {
       const char c = text_[at_];
-      if (is_digit(c)) {
+      if (is_ascii_digit(c)) {
         if (numerator != 0 || c != '0' || has_point) ++num_digits;
         if (num_digits > 18) return std::nullopt;
         numerator = numerator * 10 + (c - '0');
         if (has_point) denominator *= 10;
         is_read_ = true;
-      } else if (c == '.' && !has_point && at_ + 1 < text_.size() && is_digit(text_[at_ + 1])) {
+      } else if (c == '.' && !has_point && at_ + 1 < text_.size() && is_ascii_digit(text_[at_ + 1])) {
         has_point = true;
       } else if (!(c == ',' && !has_point && is_read_ && has_three_digits(at_ + 1))) {
         break;
@@ -114,8 +113,8 @@ class NumberReader {
   }
   bool has_three_digits(std::size_t from) const {
     for (std::size_t i = from; i < from + 3; ++i)
-      if (i >= text_.size() || !is_digit(text_[i])) return false;
-    return from + 3 >= text_.size() || !is_digit(text_[from + 3]);
+      if (i >= text_.size() || !is_ascii_digit(text_[i])) return false;
+    return from + 3 >= text_.size() || !is_ascii_digit(text_[from + 3]);
   }
 
   /// \frac{a}{b} or \frac12.
@@ -130,7 +129,7 @@ class NumberReader {
   }
   std::optional<Rational> argument() {
     skip_spaces();
-    if (at_ < text_.size() && is_digit(text_[at_])) return Rational{text_[at_++] - '0', 1};
+    if (at_ < text_.size() && is_ascii_digit(text_[at_])) return Rational{text_[at_++] - '0', 1};
     if (at_ >= text_.size() || text_[at_] != '{') return std::nullopt;
     const std::size_t close = closing_brace(text_, at_);
     if (close == std::string_view::npos) return std::nullopt;
@@ -196,7 +195,7 @@ std::optional<Rational> parse_number(std::string_view answer) {
   // "x = 7": what follows a name and an equals sign.
   if (const std::size_t equals = text.rfind('='); equals != std::string::npos) {
     const bool is_name = std::none_of(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(equals),
-                                      [](char c) { return is_digit(c) || c == '=' || c == '+' || c == '-' || c == '*' || c == '/'; });
+                                      [](char c) { return is_ascii_digit(c) || c == '=' || c == '+' || c == '-' || c == '*' || c == '/'; });
     if (is_name) text.erase(0, equals + 1);
   }
   // "(3/4)": no tuple, since that has a comma.

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "base/ascii.hpp"
 #include "base/error.hpp"
 #include "text/utf8.hpp"
 
@@ -142,7 +143,7 @@ class Parser {
     std::uint32_t value = 0;
     for (int i = 0; i < digits; ++i, ++place_) {
       const char c = peek();
-      const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+      const int digit = hex_value(c);
       if (digit < 0) error("a hexadecimal digit is missing");
       value = value * 16 + static_cast<std::uint32_t>(digit);
     }

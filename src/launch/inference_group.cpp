@@ -39,8 +39,8 @@ namespace {
 
 constexpr int kMaxRestarts = 3;
 /// For nodes to come, as batch systems start them one after another.
-constexpr std::chrono::milliseconds kMeetingTime{600'000};
-constexpr std::chrono::milliseconds kStoreTimeout{10'000}, kStorePoll{200};
+constexpr std::chrono::milliseconds kEnginesTime{600'000};
+constexpr std::chrono::milliseconds kFrontStoreTimeout{10'000}, kStorePoll{200};
 
 std::chrono::milliseconds to_ms(double seconds) { return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000)); }
 
@@ -124,11 +124,11 @@ router::RouterServerOptions server_options(const config::InferenceConfig& config
 
 /// Adds the engines of other nodes to the fleet as these tell them. A thread of its own.
 void add_told_engines(const GroupPlace& place, router::Fleet& fleet, const std::stop_token& stop) {
-  const auto store = comm::make_store(place.store, kStoreTimeout);
+  const auto store = comm::make_store(place.store, kFrontStoreTimeout);
   std::set<int> missing;
   for (int number = 0; number < place.num_all; ++number)
     if (number < place.first || number >= place.first + place.num_here) missing.insert(number);
-  Waiting waiting({.who = "the router", .what = "the engines of other nodes", .limit = kMeetingTime, .detail = [&missing] {
+  Waiting waiting({.who = "the router", .what = "the engines of other nodes", .limit = kEnginesTime, .detail = [&missing] {
                      return fmt::format("engines {} have not been told", fmt::join(missing, ", "));
                    }});
   while (!missing.empty() && !stop.stop_requested()) {
@@ -149,7 +149,7 @@ void add_told_engines(const GroupPlace& place, router::Fleet& fleet, const std::
 /// Tells the head's router the engines of this node, and asks for their end when the head is gone. A thread of its own.
 void tell_engines(const GroupPlace& place, int port, std::stop_source& end, const std::stop_token& stop) {
   try {
-    const auto store = comm::make_store(place.store, kMeetingTime);
+    const auto store = comm::make_store(place.store, kEnginesTime);
     for (int local = 0; local < place.num_here; ++local) store->set(engine_key(place.first + local), url_of(place.host, port + local));
     while (!stop.stop_requested()) {
       (void)store->get(engine_key(place.first));

@@ -22,7 +22,7 @@ void add_own(const config::ClientConfig& client, int port, int count, std::vecto
   if (client.admin_base_url) add(*client.admin_base_url);
 }
 
-std::string variable(const char* name) {
+std::string environment_value(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? std::string() : std::string(value);
 }
@@ -46,7 +46,7 @@ std::map<std::string, std::string> identity_env(const std::string& run_id, const
   return {{kRunIdVariable, run_id}, {kRunServersVariable, fmt::format("{}", fmt::join(servers, " "))}};
 }
 
-std::string run_identity() { return variable(kRunIdVariable); }
+std::string run_identity() { return environment_value(kRunIdVariable); }
 
 std::string run_claim(const std::filesystem::path& output_dir) {
   std::error_code ignored;
@@ -58,7 +58,7 @@ std::string run_claim(const std::filesystem::path& output_dir) {
 std::map<std::string, std::string> run_servers() {
   std::map<std::string, std::string> servers;
   const std::string id = run_identity();
-  std::istringstream origins(variable(kRunServersVariable));
+  std::istringstream origins(environment_value(kRunServersVariable));
   for (std::string origin; !id.empty() && origins >> origin;) servers[origin] = id;
   return servers;
 }

@@ -36,7 +36,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr int kUnavailable = 3;                         // environment.py: starting it again would not help
 constexpr std::chrono::milliseconds kFirstPause{1200};  // folders of a restarted client differ by the second
-constexpr std::chrono::seconds kLongestPause{30}, kWaitAtEnd{60}, kWaitAfterFailure{10};
+constexpr std::chrono::seconds kLongestRestartPause{30}, kWaitAtEnd{60}, kWaitAfterFailure{10};
 
 std::vector<std::string> environment_with(const std::vector<std::string>& added) {
   std::vector<std::string> out;
@@ -102,12 +102,12 @@ class Trackers::Process {
             kind_, module_folder_.string(), kind_, settings_.string());
         return;
       }
-      if (has_progressed_ || Clock::now() - started > kLongestPause) pause = kFirstPause;
+      if (has_progressed_ || Clock::now() - started > kLongestRestartPause) pause = kFirstPause;
       log::warning("tracker {} {}; it is started again in {:.1f} s, and nothing is lost ({})", kind_, python::describe_status(*status),
                    std::chrono::duration<double>(pause).count(), log_);
       std::unique_lock lock(mutex_);
       changed_.wait_for(lock, pause, [&] { return deadline_ && Clock::now() > *deadline_; });
-      pause = std::min<std::chrono::milliseconds>(2 * pause, kLongestPause);
+      pause = std::min<std::chrono::milliseconds>(2 * pause, kLongestRestartPause);
     }
   }
 

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 namespace json = boost::json;
 namespace {
 
-constexpr std::uint64_t kMaxConfigBytes = 1 << 20;
+constexpr std::uint64_t kMaxAdapterConfigBytes = 1 << 20;
 
 /// Keys that change what an adapter computes and that this build does not know, with what they are.
 constexpr std::pair<const char*, const char*> kRefused[] = {
@@ -166,7 +166,7 @@ AdapterConfig load_peft_config(const fs::path& folder) {
   std::error_code ec;
   if (!fs::exists(path, ec))
     fail(ErrorCode::kNotFound, "{}: there is no {}; an adapter is a folder with it and {}", folder.string(), kPeftConfig, kPeftTensors);
-  const std::string text = read_file(path, kMaxConfigBytes), subject = path.string();
+  const std::string text = read_file(path, kMaxAdapterConfigBytes), subject = path.string();
   boost::system::error_code bad;
   const json::value root = json::parse(text, bad);
   if (bad || !root.is_object()) fail(ErrorCode::kCorrupt, "{} is no JSON object", subject);

@@ -4,6 +4,7 @@
 #include <random>
 #include <utility>
 
+#include "base/ascii.hpp"
 #include "base/log.hpp"
 #include "base/rng.hpp"
 #include "net/http_client.hpp"
@@ -56,8 +57,7 @@ bool is_plain_id(std::string_view id) {
   constexpr std::size_t kMaxLength = 128;
   if (id.empty() || id.size() > kMaxLength) return false;
   for (const char c : id)
-    if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' || c == '.' || c == ':'))
-      return false;
+    if (!(is_ascii_alnum(c) || c == '-' || c == '_' || c == '.' || c == ':')) return false;
   return true;
 }
 

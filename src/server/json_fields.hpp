@@ -5,12 +5,16 @@
 #include <boost/json/value.hpp>
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace prl::server {
+
+/// The upper bound of integer() where a field has none.
+inline constexpr std::int64_t kAnyInt = std::numeric_limits<std::int64_t>::max();
 
 /// Typed access to the members of a request object. A member that is absent or null is nullopt or nullptr; one of the wrong
 /// type or out of range is a 400 (net::HttpError) that names it. Unknown members are ignored by never asking for them.

@@ -17,7 +17,6 @@ namespace prl::server {
 namespace {
 
 constexpr std::int32_t kCompletionsDefaultMaxTokens = 16;  // OpenAI's default of the legacy route
-constexpr std::int64_t kAnyInt = std::numeric_limits<std::int64_t>::max();
 
 template <typename T, typename U>
 void assign(T& target, const std::optional<U>& value) {

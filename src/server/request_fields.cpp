@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/ascii.hpp"
 #include "config/problem.hpp"
 #include "net/http_message.hpp"
 
@@ -255,7 +256,7 @@ std::string ignored_header(const std::vector<std::string>& names) {
   for (std::size_t i = 0; i < std::min(names.size(), kMaxNames); ++i) {
     if (i > 0) out += ", ";
     for (const char c : std::string_view(names[i]).substr(0, kMaxLength)) {
-      const bool is_plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-' || c == '.';
+      const bool is_plain = is_ascii_alnum(c) || c == '_' || c == '-' || c == '.';
       out.push_back(is_plain ? c : '?');
     }
   }

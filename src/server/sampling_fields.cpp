@@ -18,7 +18,6 @@ constexpr std::size_t kMaxLogitBiases = 4096;
 constexpr std::size_t kMaxBadWords = 256;
 constexpr std::size_t kMaxBadWordBytes = 1024;
 using engine::kMaxNamedLogprobs;
-constexpr std::int64_t kAnyInt = std::numeric_limits<std::int64_t>::max();
 
 template <typename T, typename U>
 void set_if(T& target, const std::optional<U>& value) {

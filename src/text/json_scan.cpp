@@ -2,6 +2,7 @@
 
 #include <boost/json/value.hpp>
 
+#include "base/ascii.hpp"
 #include "base/error.hpp"
 #include "text/json_python.hpp"
 
@@ -9,14 +10,13 @@ namespace prl::text {
 namespace {
 
 bool is_json_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
-bool is_json_digit(char c) { return c >= '0' && c <= '9'; }
 
 /// The value of four hexadecimal digits at `at`; -1 if they are not there.
 int json_hex_unit(std::string_view text, std::size_t at) {
   if (at + 4 > text.size()) return -1;
   int value = 0;
   for (const char c : text.substr(at, 4)) {
-    const int digit = is_json_digit(c) ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+    const int digit = hex_value(c);
     if (digit < 0) return -1;
     value = value * 16 + digit;
   }
@@ -36,19 +36,19 @@ JsonObjectScanner::State JsonObjectScanner::push(char c) {
 
 bool JsonObjectScanner::step_number(char c) {
   switch (number_) {
-    case Number::kSign: return is_json_digit(c) && (number_ = c == '0' ? Number::kZero : Number::kDigits, true);
+    case Number::kSign: return is_ascii_digit(c) && (number_ = c == '0' ? Number::kZero : Number::kDigits, true);
     case Number::kZero:
     case Number::kDigits:
-      if (number_ == Number::kDigits && is_json_digit(c)) return true;
+      if (number_ == Number::kDigits && is_ascii_digit(c)) return true;
       if (c == '.') return number_ = Number::kPoint, true;
       return (c == 'e' || c == 'E') && (number_ = Number::kE, true);
-    case Number::kPoint: return is_json_digit(c) && (number_ = Number::kFraction, true);
-    case Number::kFraction: return is_json_digit(c) || ((c == 'e' || c == 'E') && (number_ = Number::kE, true));
+    case Number::kPoint: return is_ascii_digit(c) && (number_ = Number::kFraction, true);
+    case Number::kFraction: return is_ascii_digit(c) || ((c == 'e' || c == 'E') && (number_ = Number::kE, true));
     case Number::kE:
       if (c == '+' || c == '-') return number_ = Number::kESign, true;
-      return is_json_digit(c) && (number_ = Number::kExponent, true);
-    case Number::kESign: return is_json_digit(c) && (number_ = Number::kExponent, true);
-    case Number::kExponent: return is_json_digit(c);
+      return is_ascii_digit(c) && (number_ = Number::kExponent, true);
+    case Number::kESign: return is_ascii_digit(c) && (number_ = Number::kExponent, true);
+    case Number::kExponent: return is_ascii_digit(c);
   }
   return false;
 }
@@ -71,7 +71,7 @@ JsonObjectScanner::State JsonObjectScanner::begin_value(char c) {
   if (c == '"') {
     inside_ = Inside::kString;
     is_key_ = false;
-  } else if (c == '-' || is_json_digit(c)) {
+  } else if (c == '-' || is_ascii_digit(c)) {
     inside_ = Inside::kNumber;
     number_ = c == '-' ? Number::kSign : c == '0' ? Number::kZero : Number::kDigits;
   } else if (c == 't' || c == 'f' || c == 'n') {

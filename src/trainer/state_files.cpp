@@ -15,7 +15,7 @@ namespace json = boost::json;
 namespace {
 
 constexpr std::uint64_t kMaxLayoutBytes = 64 << 20;
-constexpr int kMaxDepth = 8;
+constexpr int kMaxStateDepth = 8;
 constexpr std::int64_t kVersion = 1;
 
 std::vector<std::int64_t> extents(const Shape& shape) {
@@ -89,7 +89,7 @@ std::string to_json(const StateLayout& layout) {
 StateLayout parse_layout(std::string_view text, std::string_view source) {
   boost::system::error_code ec;
   json::parse_options options;
-  options.max_depth = kMaxDepth;
+  options.max_depth = kMaxStateDepth;
   const json::value root = json::parse(json::string_view(text.data(), text.size()), ec, {}, options);
   if (ec) fail(ErrorCode::kCorrupt, "[ckpt] {} is no JSON", source);
   const Reader reader(root, source);

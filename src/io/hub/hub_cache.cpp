@@ -9,6 +9,7 @@
 #include <cstring>
 #include <thread>
 
+#include "base/ascii.hpp"
 #include "base/error.hpp"
 #include "base/files.hpp"
 #include "base/waiting.hpp"
@@ -108,8 +109,7 @@ void HubCache::set_ref(const HubRepo& repo, std::string_view commit) const {
 }
 
 bool is_commit(std::string_view text) noexcept {
-  return text.size() == 40 &&
-         std::all_of(text.begin(), text.end(), [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
+  return text.size() == 40 && std::all_of(text.begin(), text.end(), [](char c) { return is_ascii_digit(c) || (c >= 'a' && c <= 'f'); });
 }
 
 void check_hub_path(std::string_view file, std::string_view subject) {

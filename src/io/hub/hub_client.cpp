@@ -25,7 +25,7 @@ namespace {
 constexpr std::size_t kMaxListingBytes = 256 << 20;
 constexpr int kMaxRedirects = 10;
 constexpr auto kProgressPause = std::chrono::seconds(3);
-constexpr std::uint64_t kHashPiece = 1 << 20;
+constexpr std::uint64_t kReadBytes = 1 << 20;
 
 /// An ETag without its quotes and weakness mark; empty if it cannot name a file.
 std::string plain_etag(std::string_view etag) {
@@ -270,7 +270,7 @@ void HubClient::verify(const std::string& file, const FileInfo& info, const fs::
   if (info.etag.size() == 40) digest.update(std::string_view("\0", 1));
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) fail(ErrorCode::kIo, "cannot read {}: {}", path.string(), std::strerror(errno));
-  std::string piece(kHashPiece, '\0');
+  std::string piece(kReadBytes, '\0');
   ssize_t got = 0;
   while ((got = ::read(fd, piece.data(), piece.size())) > 0)
     digest.update(std::string_view(piece).substr(0, static_cast<std::size_t>(got)));

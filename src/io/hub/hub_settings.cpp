@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cstdlib>
 
+#include "base/ascii.hpp"
 #include "base/error.hpp"
 #include "base/files.hpp"
 
@@ -24,9 +25,7 @@ bool is_true(const std::optional<std::string>& value) {
 bool is_part(std::string_view part) noexcept {
   if (part.empty() || part.front() == '-' || part.front() == '.' || part.back() == '-' || part.back() == '.') return false;
   if (part.find("--") != std::string_view::npos || part.find("..") != std::string_view::npos || part.ends_with(".git")) return false;
-  return std::all_of(part.begin(), part.end(), [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-';
-  });
+  return std::all_of(part.begin(), part.end(), [](char c) { return is_ascii_alnum(c) || c == '.' || c == '_' || c == '-'; });
 }
 
 std::string trimmed(std::string text) {

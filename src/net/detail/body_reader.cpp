@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/ascii.hpp"
+
 namespace prl::net::detail {
 namespace {
 
@@ -10,13 +12,6 @@ namespace {
 constexpr std::size_t kMaxSizeDigits = 15;
 /// The first memory of a body whose length is not known.
 constexpr std::size_t kFirstBytes = 16 * 1024;
-
-int hex_value(char c) noexcept {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-  return -1;
-}
 
 }  // namespace
 

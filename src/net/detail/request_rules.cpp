@@ -5,6 +5,8 @@
 #include <optional>
 #include <vector>
 
+#include "base/ascii.hpp"
+
 namespace prl::net::detail {
 namespace {
 
@@ -61,10 +63,7 @@ std::uint64_t read_length(const std::vector<std::string_view>& fields) {
   return length;
 }
 
-bool is_host_char(char c) {
-  const bool is_alnum = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
-  return is_alnum || std::string_view("-._~%!$&'()*+;=:[]").find(c) != std::string_view::npos;
-}
+bool is_host_char(char c) { return is_ascii_alnum(c) || std::string_view("-._~%!$&'()*+;=:[]").find(c) != std::string_view::npos; }
 
 void check_host(std::string_view host) {
   if (!std::ranges::all_of(host, is_host_char)) refuse("Host '" + std::string(host.substr(0, 64)) + "' is not a host name");

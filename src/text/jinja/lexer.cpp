@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 
+#include "base/ascii.hpp"
 #include "base/error.hpp"
 #include "text/jinja/interpreter.hpp"
 #include "text/utf8.hpp"
@@ -18,7 +19,6 @@ constexpr std::array<std::string_view, 26> kOperators = {"//", "**", "==", "!=",
 bool is_name_start(char32_t c) {
   return c == '_' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= 0x80 && is_word_character(c));
 }
-bool is_ascii_digit(char c) { return c >= '0' && c <= '9'; }
 
 // Only \r\n, \r and \n end lines; one newline at the very end is dropped.
 std::string normalize_newlines(std::string_view source) {
