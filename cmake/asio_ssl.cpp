@@ -1,0 +1,2 @@
+// As asio.cpp, the part that needs OpenSSL.
+#include <boost/asio/ssl/impl/src.hpp>
