@@ -62,8 +62,6 @@ void check_teacher(const OrchestratorConfig& config, const Check& check) {
   check_client(config.teacher->client, check.sub("teacher.client"));
   if (!check.is_set("teacher.client.base_url") && config.teacher->client.base_url == ClientConfig{}.base_url)
     check.problem("teacher.client.base_url", "must name the teacher's server; its default is where the policy is served");
-  if (!config.teacher->client.extra_headers_from_state.empty())
-    check.not_built("teacher.client.extra_headers_from_state", "headers from the rollout's state in training");
   if (config.training_mode == TrainingMode::kSft) return;
   const auto check_temperature = [&](const TrainSamplingConfig& sampling, std::string_view key) {
     if (sampling.temperature != 1.0)
@@ -200,8 +198,6 @@ void check_orchestrator(OrchestratorConfig& config, const Check& check) {
   check_online_eval(config.eval, check);
   check_model_name(config.student.model.name, "student.model.name", check);
   check_client(config.student.client, check.sub("student.client"));
-  if (!config.student.client.extra_headers_from_state.empty())
-    check.not_built("student.client.extra_headers_from_state", "headers from the rollout's state in training");
   check_wandb(config.wandb, check);
   check_env_vars(config.env_vars, check);
   check_extra_body(config.train.sampling.extra_body, config.training_mode != TrainingMode::kSft, check.sub("train.sampling"));

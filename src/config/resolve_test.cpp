@@ -392,6 +392,14 @@ TEST(ResolveRl, ALossInPythonNeedsItsFunction) {
   EXPECT_EQ(std::get<CustomLossConfig>(rl.config.trainer.loss).path, "here");
 }
 
+TEST(ResolveRl, HeadersFromTheRolloutsStateNameAFieldThatThereIs) {
+  const std::string flag = "--orchestrator.client.extra-headers-from-state ";
+  EXPECT_TRUE(load_line<RlConfig>(kRlLine + flag + R"({"X-Task":"task","X-Row":"example_id"})").not_built.empty());
+  EXPECT_THAT(
+      error_of<RlConfig>(kRlLine + flag + R"({"X-Task":"name"})"),
+      HasSubstr("extra_headers_from_state.X-Task: there is no field 'name'; there are trajectory_id, example_id, rollout_idx, task"));
+}
+
 TEST(ResolveRl, WhatIsNotBuiltIsNamedWithItsKey) {
   const auto expect = [](const std::string& flags, std::string_view feature) {
     const auto rl = load_line<RlConfig>(kRlLine + flags);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <filesystem>
 #include <map>
 #include <optional>
@@ -110,6 +111,9 @@ struct NixlBroadcast {
 
 using WeightBroadcast = std::variant<FilesystemBroadcast, LocalBroadcast, NcclBroadcast, NixlBroadcast>;
 
+/// Values of client.extra_headers_from_state.
+inline constexpr std::array<std::string_view, 4> kRolloutStateFields{"trajectory_id", "example_id", "rollout_idx", "task"};
+
 /// An OpenAI-compatible server and how to reach it.
 struct ClientConfig {
   std::vector<std::string> base_url = {"http://localhost:8000/v1"};
@@ -129,7 +133,8 @@ struct ClientConfig {
     v.field("wait_for_ready_timeout", wait_for_ready_timeout, "Longest wait for the server to come up", {.unit = "seconds", .min = 0});
     v.field("headers", headers, "Headers sent with every request");
     v.field("headers_from_env", headers_from_env, "Headers whose values are read from environment variables");
-    v.field("extra_headers_from_state", extra_headers_from_state, "Headers whose values are read from the rollout's state");
+    v.field("extra_headers_from_state", extra_headers_from_state,
+            "Headers whose values are read from the rollout's state: trajectory_id, example_id, rollout_idx or task");
     v.field("skip_model_check", skip_model_check, "Do not ask /v1/models whether the model is served");
     v.field("admin_base_url", admin_base_url, "Addresses for weight updates, if they are others");
   }

@@ -10,7 +10,7 @@ class GeneratePromptScorer final : public PromptScorer {
  public:
   explicit GeneratePromptScorer(std::shared_ptr<GenerateClient> generate) : generate_(std::move(generate)) {}
 
-  asio::awaitable<std::vector<float>> score(std::vector<std::int32_t> ids, net::TimePoint deadline) override {
+  asio::awaitable<std::vector<float>> score(std::vector<std::int32_t> ids, net::TimePoint deadline, net::Fields headers) override {
     const std::size_t wanted = ids.size();
     wire::GenerateRequest request;
     request.prompt_ids = std::move(ids);
@@ -18,6 +18,7 @@ class GeneratePromptScorer final : public PromptScorer {
     request.sampling.logprobs = 1;
     request.sampling.prompt_logprobs = 1;
     request.sampling.skip_special_tokens = false;
+    for (const auto& [name, value] : headers) request.headers[name] = value;
     auto asking = generate_->generate(std::move(request), deadline);
     wire::GenerateOutput output = co_await std::move(asking);
     if (output.prompt_logprobs.size() != wanted)

@@ -90,6 +90,7 @@ TEST(HttpGenerateClient, SpeaksTheGenerateRoute) {
   request.sampling.max_tokens = 16;
   request.sampling.stop_token_ids = {2};
   request.session_id = "s-1";
+  request.headers = {{"X-Task", "words"}};
   request.cache_salt = "v3";
   const wire::GenerateOutput output = f.io.run_blocking(client->generate(request, net::Clock::now() + 5s), 10s);
   EXPECT_EQ(output.token_ids, (std::vector<std::int32_t>{5, 6, 2}));
@@ -100,6 +101,7 @@ TEST(HttpGenerateClient, SpeaksTheGenerateRoute) {
   EXPECT_EQ(output.prompt_logprobs, (std::vector<float>{0.0f, -2.5f}));
   const net::HttpRequest& sent = f.server.requests.at(0);
   EXPECT_EQ(sent.headers.get("X-Session-ID"), "s-1");
+  EXPECT_EQ(sent.headers.get("X-Task"), "words");
   EXPECT_EQ(sent.bearer(), "secret");
   const json::value body = text::parse_json(sent.body);
   EXPECT_EQ(body.at("token_ids").as_array().size(), 4u);

@@ -119,7 +119,8 @@ class HttpGenerateClient final : public GenerateClient {
     call.url = root_ + "/inference/v1/generate";
     call.deadline = deadline;
     call.max_retries = max_retries_;
-    if (!request.session_id.empty()) call.headers.add("X-Session-ID", request.session_id);
+    for (const auto& [name, value] : request.headers) call.headers.add(name, value);
+    if (!request.session_id.empty() && call.headers.find("X-Session-ID") == nullptr) call.headers.add("X-Session-ID", request.session_id);
     call.body = body_of(request);
     auto calling = client_->call(std::move(call));
     const net::HttpReply reply = co_await std::move(calling);

@@ -58,15 +58,15 @@ class HttpPromptScorer final : public PromptScorer {
     if (roots_.empty()) fail(ErrorCode::kInvalidArgument, "client.base_url lists no server");
   }
 
-  asio::awaitable<std::vector<float>> score(std::vector<std::int32_t> ids, net::TimePoint deadline) override {
+  asio::awaitable<std::vector<float>> score(std::vector<std::int32_t> ids, net::TimePoint deadline, net::Fields headers) override {
     const std::string root = roots_[next_.fetch_add(1, std::memory_order_relaxed) % roots_.size()];
     const bool tries_generate = !only_completions_.load();
     std::string path = tries_generate ? "/inference/v1/generate" : "/v1/completions";
-    auto first = post(root + path, tries_generate ? generate_body(ids) : completion_body(ids), deadline);
+    auto first = post(root + path, tries_generate ? generate_body(ids) : completion_body(ids), deadline, headers);
     net::HttpReply reply = co_await std::move(first);
     if (tries_generate && lacks_route(reply.status)) {
       path = "/v1/completions";
-      auto second = post(root + path, completion_body(ids), deadline);
+      auto second = post(root + path, completion_body(ids), deadline, std::move(headers));
       reply = co_await std::move(second);
       if (reply.is_ok()) only_completions_ = true;
     }
@@ -99,10 +99,11 @@ class HttpPromptScorer final : public PromptScorer {
   }
 
  private:
-  asio::awaitable<net::HttpReply> post(std::string url, std::string body, net::TimePoint deadline) {
+  asio::awaitable<net::HttpReply> post(std::string url, std::string body, net::TimePoint deadline, net::Fields headers = {}) {
     net::HttpCall call;
     call.method = "POST";
     call.url = std::move(url);
+    call.headers = std::move(headers);
     call.body = std::move(body);
     call.deadline = deadline;
     auto calling = client_->call(std::move(call));

@@ -20,10 +20,10 @@ class PromptScorer {
  public:
   virtual ~PromptScorer() = default;
   /// Entry i is log p(ids[i] | ids[0..i)) at temperature 1, in nats and finite; entry 0, which nothing predicts, is 0. As many
-  /// entries as ids.
+  /// entries as ids. `headers` go with the request where it goes over HTTP.
   /// Error{kOverlong} when the model has no room for so many tokens, {kCorrupt} when the reply is about other tokens than those
   /// that were sent, {kDeadline}, {kUnavailable}.
-  virtual asio::awaitable<std::vector<float>> score(std::vector<std::int32_t> ids, net::TimePoint deadline) = 0;
+  virtual asio::awaitable<std::vector<float>> score(std::vector<std::int32_t> ids, net::TimePoint deadline, net::Fields headers) = 0;
   /// Returns when the service answers and its tokenizer was found to be ours, as far as it can be asked.
   /// Error{kInvalidArgument} saying where the two tokenizers differ, and what check_health of a GenerateClient throws.
   virtual asio::awaitable<void> check_ready(net::TimePoint deadline) = 0;

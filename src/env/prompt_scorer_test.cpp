@@ -34,6 +34,7 @@ struct Teacher {
   }
   asio::awaitable<net::HttpResponse> reply(const char* path, std::string body, net::HttpRequest request) {
     paths.emplace_back(path);
+    EXPECT_EQ(request.headers.get("X-Task", ""), std::string_view(path) == "/tokenize" ? "" : "words");
     bodies.push_back(request.body);
     co_return net::HttpResponse::json(std::move(body));
   }
@@ -51,7 +52,7 @@ struct Teacher {
                                     .tokenizer = std::move(tokenizer)});
   }
   std::vector<float> score(PromptScorer& scorer, std::vector<std::int32_t> ids) {
-    return io.run_blocking(scorer.score(std::move(ids), net::Clock::now() + 5s), 10s);
+    return io.run_blocking(scorer.score(std::move(ids), net::Clock::now() + 5s, {{"X-Task", "words"}}), 10s);
   }
 
   net::HttpServer server;

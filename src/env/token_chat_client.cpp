@@ -76,6 +76,7 @@ class TokenChatClient final : public ChatClient {
           generate.sampling.stop_token_ids.end())
         generate.sampling.stop_token_ids.push_back(id);
     generate.session_id = options_.session_id;
+    for (const auto& [name, value] : options_.headers) generate.headers[name] = value;
     generate.cache_salt = options_.cache_salt;
     return generate;
   }

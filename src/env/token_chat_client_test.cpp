@@ -102,7 +102,7 @@ struct Fixture {
   explicit Fixture(bool can_bridge)
       : generate(std::make_shared<ScriptedGenerate>()),
         factory(std::make_shared<ByteRenderer>(can_bridge), generate),
-        client(factory.open({.session_id = "s-1", .cache_salt = "v3"})) {}
+        client(factory.open({.session_id = "s-1", .cache_salt = "v3", .headers = {{"X-Task", "words"}}})) {}
   std::shared_ptr<ScriptedGenerate> generate;
   TokenChatClientFactory factory;
   std::unique_ptr<ChatClient> client;
@@ -120,6 +120,7 @@ TEST(TokenChatClient, TheNextTurnBeginsWithTheLastOnesIds) {
   EXPECT_EQ(second.tokens.prompt_ids, (std::vector<std::int32_t>{'a', 'b', 256, 'h', 'i', 255, 256, 'c', 256}));
   ASSERT_EQ(f.generate->requests.size(), 2u);
   EXPECT_EQ(f.generate->requests[1].session_id, "s-1");
+  EXPECT_EQ(f.generate->requests[1].headers.at("X-Task"), "words");
   EXPECT_EQ(f.generate->requests[1].cache_salt, "v3");
   EXPECT_EQ(f.generate->requests[1].sampling.stop_token_ids, (std::vector<std::int32_t>{256}));
   EXPECT_EQ(f.generate->requests[1].sampling.logprobs, 1);

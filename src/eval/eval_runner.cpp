@@ -14,6 +14,7 @@
 #include "base/rng.hpp"
 #include "base/waiting.hpp"
 #include "env/rollout_attempt.hpp"
+#include "env/state_headers.hpp"
 #include "eval/results_file.hpp"
 #include "net/deadline.hpp"
 #include "net/task_group.hpp"
@@ -54,11 +55,12 @@ struct Run {
   const std::string& name() const { return task.environment->name(); }
 };
 
-std::string state_field(const Run& run, const std::string& field, std::int64_t example, std::int64_t rollout_idx) {
-  if (field == "trajectory_id") return fmt::format("{}-{}-{}-{}", run.task.label, run.name(), example, rollout_idx);
-  if (field == "example_id") return std::to_string(example);
-  if (field == "rollout_idx") return std::to_string(rollout_idx);
-  return run.name();
+net::Fields headers_of(const Run& run, std::int64_t example, std::int64_t rollout_idx) {
+  return env::state_headers(run.task.headers_from_state,
+                            {.trajectory_id = fmt::format("{}-{}-{}-{}", run.task.label, run.name(), example, rollout_idx),
+                             .example_id = example,
+                             .rollout_idx = rollout_idx,
+                             .task = run.name()});
 }
 
 asio::awaitable<env::Episode> play(Run* run, std::int64_t example, std::int64_t rollout_idx, env::RolloutAttempt attempt) {
@@ -71,8 +73,7 @@ asio::awaitable<env::Episode> play(Run* run, std::int64_t example, std::int64_t 
   env::ConversationOptions conversation;
   conversation.session_id =
       fmt::format("eval-{}-{}-{}-{}-{}", run->task.label, run->task.environment->name(), example, rollout_idx, attempt.number);
-  for (const auto& [header, field] : run->task.headers_from_state)
-    conversation.headers.add(header, state_field(*run, field, example, rollout_idx));
+  conversation.headers = headers_of(*run, example, rollout_idx);
   const std::unique_ptr<env::ChatClient> client = run->chat->open(conversation);
   env::RolloutContext context;
   context.client = client.get();
@@ -252,11 +253,6 @@ void plan(Run& run) {
   if (task.per_rollout && task.environment->scores_groups())
     fail(ErrorCode::kInvalidArgument, "{}: per_rollout: this environment scores all rollouts of a task together; turn per_rollout off",
          run.name());
-  for (const auto& [header, field] : task.headers_from_state)
-    if (field != "trajectory_id" && field != "example_id" && field != "rollout_idx" && field != "task")
-      fail(ErrorCode::kInvalidArgument,
-           "client.extra_headers_from_state.{}: there is no field '{}'; there are trajectory_id, example_id, rollout_idx, task", header,
-           field);
   // Rollouts that neither are scored nor fall together are written one by one, so that an interruption loses none.
   const bool whole_groups = !task.per_rollout && (task.environment->scores_groups() || task.drop_failed_groups);
   if (!task.synthesis_key.empty())

@@ -11,6 +11,7 @@
 
 #include "env/chat_client.hpp"
 #include "env/environment.hpp"
+#include "env/state_headers.hpp"
 #include "eval/limiter.hpp"
 #include "eval/outcome.hpp"
 
@@ -50,7 +51,7 @@ struct EvalTask {
   std::string model;                ///< name of the model, in traces
   /// Header of each request to the field of the rollout's state that gives its value: trajectory_id, example_id, rollout_idx,
   /// task.
-  std::map<std::string, std::string> headers_from_state;
+  env::StateHeaders headers_from_state;
   std::filesystem::path results_file;         ///< empty: none; rollouts are appended as soon as they are done
   std::filesystem::path traces_file;          ///< the same in the form of verifiers' v1 traces
   bool is_synthetic = false;                  ///< rows are training data and are always appended to results_file

@@ -68,6 +68,7 @@ asio::awaitable<void> EvalRounds::play(bool all) {
 /// nullopt when the run was stopped meanwhile.
 asio::awaitable<std::optional<eval::EvalResult>> EvalRounds::play_task(eval::EvalTask task) {
   task.log_interval = options_.log_interval;
+  task.headers_from_state = options_.headers_from_state;
   try {
     auto evaluating = eval::run_eval(std::move(task), services_.chat);
     auto stoppable = control_.until_ended<eval::EvalResult>(std::move(evaluating));

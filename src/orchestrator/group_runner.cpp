@@ -27,6 +27,10 @@ std::vector<env::Episode*> rollouts_of(std::vector<std::optional<env::Episode>>&
   return rollouts;
 }
 
+std::string trajectory_of(const EpisodeStart& info) {
+  return fmt::format("{}-{}-{}-{}-{}", info.step, info.ordinal, info.task.env_idx, info.task.task_idx, info.rollout_idx);
+}
+
 /// A demonstration that is the task's, not the rollout's, goes into the rollout's info.
 void keep_demonstration(const std::string& key, const env::Task& task, env::Episode& episode) {
   if (key.empty()) return;
@@ -70,13 +74,21 @@ void GroupRunner::start(const EpisodeStart& info) {
   group.tasks->spawn(fmt::format("rollout {} of group {}", info.rollout_idx, info.group.value), run(info));
 }
 
+env::RolloutState GroupRunner::state_of(const EpisodeStart& info, std::string trajectory_id) const {
+  return {.trajectory_id = std::move(trajectory_id),
+          .example_id = info.task.task_idx,
+          .rollout_idx = info.rollout_idx,
+          .task = std::string(environments_[static_cast<std::size_t>(info.task.env_idx)].environment->name())};
+}
+
 asio::awaitable<env::Episode> GroupRunner::play(EpisodeStart info, env::RolloutAttempt attempt) {
   const TrainEnv& train_env = environments_[static_cast<std::size_t>(info.task.env_idx)];
   env::ConversationOptions conversation;
-  conversation.session_id = fmt::format("{}-{}-{}-{}-{}", info.step, info.ordinal, info.task.env_idx, info.task.task_idx, info.rollout_idx);
+  conversation.session_id = trajectory_of(info);
   if (attempt.number > 0) conversation.session_id += fmt::format("-try{}", attempt.number);
   conversation.cache_salt = fmt::format("v{}", info.version.value);
   conversation.wants_roles = train_env.wants_roles;
+  conversation.headers = env::state_headers(options_.headers_from_state, state_of(info, conversation.session_id));
   env::RolloutContext rollout;
   rollout.trajectory_id = conversation.session_id;
   rollout.group_id = fmt::format("group-{}", info.group.value);
@@ -153,7 +165,9 @@ asio::awaitable<std::optional<TurnScores>> GroupRunner::score_until_done(Episode
   for (int attempt = 0;; ++attempt) {
     std::optional<Error> failure;
     try {
-      auto scoring = score_episode(episode, teacher_.get(), options_.scoring, net::Clock::now() + train_env.rollout_timeout);
+      ReferenceScoring options = options_.scoring;
+      options.headers = env::state_headers(options_.teacher_headers_from_state, state_of(info, trajectory_of(info)));
+      auto scoring = score_episode(episode, teacher_.get(), std::move(options), net::Clock::now() + train_env.rollout_timeout);
       TurnScores scores = co_await std::move(scoring);
       scoring_time_.seconds += std::chrono::duration<double>(net::Clock::now() - begin).count();
       ++scoring_time_.num_episodes;

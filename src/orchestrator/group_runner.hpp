@@ -17,6 +17,7 @@
 #include "env/environment.hpp"
 #include "env/prompt_scorer.hpp"
 #include "env/rollout_attempt.hpp"
+#include "env/state_headers.hpp"
 #include "net/task_group.hpp"
 #include "orchestrator/batch_collector.hpp"
 #include "orchestrator/dispatcher.hpp"
@@ -66,7 +67,9 @@ struct GroupRunnerOptions {
   bool ordered = false;     ///< hand groups out in the order of dispatch, not of completion
   std::uint64_t seed = 42;  ///< of environments whose sampling has none
   std::chrono::milliseconds retry_wait{1'000};
-  ReferenceScoring scoring;  ///< with a teacher; its strategy, the collector's, always
+  ReferenceScoring scoring;                           ///< with a teacher; its strategy, the collector's, always
+  env::StateHeaders headers_from_state = {};          ///< of the requests of rollouts
+  env::StateHeaders teacher_headers_from_state = {};  ///< of requests that score them
 };
 
 /// Time that teachers took, over the episodes since it was last asked.
@@ -116,6 +119,7 @@ class GroupRunner {
     bool is_scored = false;  ///< all have ended, and the environment has scored them together if it does that
     std::unique_ptr<net::TaskGroup> tasks;
   };
+  env::RolloutState state_of(const EpisodeStart& info, std::string trajectory_id) const;
   asio::awaitable<env::Episode> play(EpisodeStart info, env::RolloutAttempt attempt);
   asio::awaitable<std::optional<env::Episode>> play_until_done(EpisodeStart info);
   asio::awaitable<std::optional<TurnScores>> score_until_done(EpisodeStart info, env::Episode* episode);

@@ -47,7 +47,9 @@ BatchAssembler::Options assembler_options(const OrchestratorOptions& o, const De
           .runner = {.ordered = o.deterministic,
                      .seed = o.seed,
                      .retry_wait = o.retry_wait,
-                     .scoring = {.strategy = o.collect.strategy, .demonstrations = demonstrations, .max_tokens = o.pack.seq_len}},
+                     .scoring = {.strategy = o.collect.strategy, .demonstrations = demonstrations, .max_tokens = o.pack.seq_len},
+                     .headers_from_state = o.headers_from_state,
+                     .teacher_headers_from_state = o.teacher_headers_from_state},
           .failures = {.max_final = std::max<std::int64_t>(100, 2 * o.dispatch.batch_size), .patience = o.inference_timeout},
           .resume_step = o.resume_step};
 }
@@ -65,7 +67,8 @@ EvalRoundOptions eval_options(const OrchestratorOptions& o) {
           .skip_eval_on_resume = o.skip_eval_on_resume,
           .validation = o.validation,
           .output_dir = o.output_dir,
-          .log_interval = o.status_interval};
+          .log_interval = o.status_interval,
+          .headers_from_state = o.eval_headers_from_state};
 }
 
 StepRecorder::Options recorder_options(const OrchestratorOptions& o, bool is_lock_step) {

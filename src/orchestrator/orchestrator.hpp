@@ -62,6 +62,9 @@ struct OrchestratorOptions {
   bool skip_progress = false;        ///< on resume: do not load the state, only count on from resume_step
   bool skip_buffer = false;          ///< on resume: totals go on, pools of tasks and rollouts that waited are forgotten
   std::chrono::milliseconds retry_wait{1'000};
+  env::StateHeaders headers_from_state = {};          ///< of requests of train rollouts
+  env::StateHeaders teacher_headers_from_state = {};  ///< of requests that score their tokens
+  env::StateHeaders eval_headers_from_state = {};     ///< of requests of evaluations and validations
   RunOrders orders = {};                              ///< pauses and checkpoints that somebody asks for
   std::chrono::milliseconds status_interval{10'000};  ///< time between two lines about the batch in collection
   // Deadlines of the waits for others. On expiry the run ends and says who waited for whom.

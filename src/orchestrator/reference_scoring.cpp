@@ -12,10 +12,11 @@ namespace prl::orchestrator {
 namespace {
 
 /// Scores of `ids`, of all but the last one if only that does not fit.
-asio::awaitable<std::vector<float>> score_tokens(std::vector<std::int32_t> ids, env::PromptScorer* teacher, net::TimePoint deadline) {
+asio::awaitable<std::vector<float>> score_tokens(std::vector<std::int32_t> ids, env::PromptScorer* teacher, net::TimePoint deadline,
+                                                 net::Fields headers) {
   std::exception_ptr failure;
   try {
-    auto scoring = teacher->score(ids, deadline);
+    auto scoring = teacher->score(ids, deadline, headers);
     co_return co_await std::move(scoring);
   } catch (const std::exception&) {
     failure = std::current_exception();
@@ -23,7 +24,7 @@ asio::awaitable<std::vector<float>> score_tokens(std::vector<std::int32_t> ids, 
   // Servers want room for one token of their own, so a rollout that filled a context of the same length is one too long.
   if (net::to_error(failure).code() != ErrorCode::kOverlong || ids.size() < 3) std::rethrow_exception(failure);
   ids.pop_back();
-  auto scoring = teacher->score(std::move(ids), deadline);
+  auto scoring = teacher->score(std::move(ids), deadline, std::move(headers));
   co_return co_await std::move(scoring);
 }
 
@@ -52,7 +53,7 @@ asio::awaitable<TurnScores> score_episode(const env::Episode* episode, env::Prom
     std::vector<std::int32_t> ids = samples[s].token_ids;
     ids.resize(std::min(ids.size(), static_cast<std::size_t>(options.max_tokens)));
     ids.insert(ids.begin(), prefix.begin(), prefix.end());
-    auto scoring = score_tokens(std::move(ids), teacher, deadline);
+    auto scoring = score_tokens(std::move(ids), teacher, deadline, options.headers);
     const std::vector<float> scores = co_await std::move(scoring);
     for (const std::size_t turn : turns[s]) {
       // Within its sample a turn's completion begins behind its prompt, whichever turns came before.

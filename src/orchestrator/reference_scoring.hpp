@@ -23,6 +23,7 @@ struct ReferenceScoring {
   TrajectoryStrategy strategy = TrajectoryStrategy::kInterleaved;
   Demonstrations demonstrations = {};
   std::int64_t max_tokens = 2048;  ///< what lies beyond is cut before training, and is not scored
+  net::Fields headers = {};        ///< of the teacher's requests, where they go over HTTP
 };
 
 /// Asks `teacher` for the log-probability of every sampled token of the episode: one request per training sample, so that each

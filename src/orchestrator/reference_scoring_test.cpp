@@ -15,7 +15,7 @@ namespace {
 class FakeTeacher final : public env::PromptScorer {
  public:
   explicit FakeTeacher(std::size_t max_tokens = 100) : max_tokens_(max_tokens) {}
-  asio::awaitable<std::vector<float>> score(std::vector<std::int32_t> ids, net::TimePoint) override {
+  asio::awaitable<std::vector<float>> score(std::vector<std::int32_t> ids, net::TimePoint, net::Fields) override {
     requests.push_back(ids);
     if (ids.size() > max_tokens_) fail(ErrorCode::kOverlong, "no room");
     std::vector<float> out{0.0f};

@@ -52,9 +52,10 @@ std::string to_string(FinishReason reason);
 struct GenerateRequest {
   std::vector<std::int32_t> prompt_ids;
   SamplingParams sampling;
-  std::string session_id;     ///< X-Session-ID: the same for all turns of a rollout
-  std::string cache_salt;     ///< namespace of the prefix cache, added to the policy version
-  std::int32_t priority = 0;  ///< lower is earlier
+  std::string session_id;                           ///< X-Session-ID: the same for all turns of a rollout
+  std::map<std::string, std::string> headers = {};  ///< sent along where the request goes over HTTP
+  std::string cache_salt;                           ///< namespace of the prefix cache, added to the policy version
+  std::int32_t priority = 0;                        ///< lower is earlier
 };
 
 struct TopLogprob {

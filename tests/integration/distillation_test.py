@@ -4,6 +4,7 @@ import contextlib
 import json
 import shutil
 
+import chat_server
 import harness
 from harness import check, prl
 
@@ -106,6 +107,19 @@ def test_the_teachers_tokenizer_matters_for_its_scores_alone():
             check("has another tokenizer" in stderr, f"opd with another tokenizer: {stderr[-2000:]}")
 
 
+def test_requests_to_the_teacher_say_whose_rollout_they_are():
+    with harness.workspace("headers") as folder, chat_server.Server(lambda _: {"content": "words"}, "teacher") as teacher:
+        config = harness.rl_config(folder / "rl.toml", harness.warm_model(), max_steps=1)
+        prl("rl", "@", config, "--output-dir", folder / "out", "--orchestrator.training-mode", "sft", "--orchestrator.teacher.model.name", "teacher",
+            "--orchestrator.teacher.client.base-url", teacher.url, "--orchestrator.teacher.client.extra-headers-from-state",
+            '{"X-Task": "task", "X-Row": "example_id", "X-Seat": "rollout_idx", "X-Session-ID": "trajectory_id"}')
+        asked = [headers for path, headers in zip(teacher.paths, teacher.headers) if path.endswith("/chat/completions")]
+        check(len(asked) >= 8 and {headers["X-Task"] for headers in asked} == {"reverse-text"}, asked[:2])
+        seats = [(headers["X-Session-ID"], int(headers["X-Row"]), int(headers["X-Seat"])) for headers in asked]
+        check(len(set(seats)) == len({session for session, _, _ in seats}) == len(seats), f"two rollouts have one name: {seats}")
+        check(all(session.endswith(f"-{row}-{seat}") for session, row, seat in seats), f"of other rollouts: {seats[:4]}")
+
+
 def swap_ids(model, first, second):
     path = model / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
@@ -141,5 +155,5 @@ def test_a_teacher_that_goes_away_ends_the_run_with_its_name():
 
 harness.main(test_a_student_that_is_its_teacher_has_a_distance_of_exactly_zero, test_on_policy_distillation_brings_the_student_to_its_teacher,
              test_hard_distillation_trains_on_what_the_teacher_wrote, test_the_teachers_tokenizer_matters_for_its_scores_alone,
-             test_the_launcher_starts_the_teacher,
+             test_requests_to_the_teacher_say_whose_rollout_they_are, test_the_launcher_starts_the_teacher,
              test_a_teacher_that_goes_away_ends_the_run_with_its_name)

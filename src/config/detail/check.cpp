@@ -117,6 +117,10 @@ void check_client(const ClientConfig& client, const Check& check) {
   for (const auto& [header, variable] : client.headers_from_env)
     if (!check.context().environment.contains(variable))
       check.problem("headers_from_env." + header, fmt::format("names the environment variable {}, which is not set", variable));
+  for (const auto& [header, field] : client.extra_headers_from_state)
+    if (std::ranges::find(kRolloutStateFields, field) == kRolloutStateFields.end())
+      check.problem("extra_headers_from_state." + header,
+                    fmt::format("there is no field '{}'; there are {}", field, fmt::join(kRolloutStateFields, ", ")));
   if (client.base_url.empty()) check.problem("base_url", "must name at least one server");
   for (const auto& [key, urls] :
        {std::pair{"base_url", client.base_url}, std::pair{"admin_base_url", client.admin_base_url.value_or(std::vector<std::string>())}}) {
