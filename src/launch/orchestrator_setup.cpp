@@ -235,6 +235,14 @@ orchestrator::OnlineEval online_eval(const config::OnlineEvalConfig& section, co
   return eval;
 }
 
+void set_state_headers(orchestrator::OrchestratorOptions& options, const config::OrchestratorConfig& config) {
+  options.eval_headers_from_state = options.headers_from_state = config.student.client.extra_headers_from_state;
+  if (!config.teacher) return;
+  // As a server, a teacher either plays the rollouts or scores them.
+  const env::StateHeaders& headers = config.teacher->client.extra_headers_from_state;
+  (config.training_mode == config::TrainingMode::kSft ? options.headers_from_state : options.teacher_headers_from_state) = headers;
+}
+
 }  // namespace
 
 orchestrator::OrchestratorOptions orchestrator_options(const config::OrchestratorConfig& config, std::int64_t vocab_size,
@@ -307,12 +315,7 @@ orchestrator::OrchestratorOptions orchestrator_options(const config::Orchestrato
   }
   options.resume_step = resume_step;
   options.inference_timeout = to_ms(config.student.client.wait_for_ready_timeout);
-  options.eval_headers_from_state = options.headers_from_state = config.student.client.extra_headers_from_state;
-  if (config.teacher) {
-    // As a server, a teacher either plays the rollouts or scores them.
-    const env::StateHeaders& headers = config.teacher->client.extra_headers_from_state;
-    (config.training_mode == config::TrainingMode::kSft ? options.headers_from_state : options.teacher_headers_from_state) = headers;
-  }
+  set_state_headers(options, config);
   if (config.teacher) options.teacher_timeout = to_ms(config.teacher->client.wait_for_ready_timeout);
   if (config.concurrency.initial_inflight)
     options.concurrency = {.initial = config.concurrency.initial_inflight, .min = config.concurrency.min_inflight};
