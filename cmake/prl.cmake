@@ -11,9 +11,14 @@ set(PRL_WARNINGS -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Werror)
 option(PRL_JOIN "Compile the files of a module a few at a time" ON)
 # For a first look: half of the time of a first build. Only modules that compute are optimised, and more files are compiled at a time.
 option(PRL_QUICK "Optimise only the modules that compute: builds in half of the time" OFF)
-set(PRL_QUICK_OPTIMIZED base device tensor ops comm autograd nn engine trainer)
+set(PRL_QUICK_OPTIMIZED base device tensor ops autograd nn engine trainer)
 if(PRL_QUICK)
-  set(PRL_BATCH 24)
+  set(PRL_BATCH 32)
+  add_compile_definitions($<$<COMPILE_LANGUAGE:CXX>:FMT_CONSTEVAL=>)  # format strings are checked by all other builds
+  find_program(PRL_GOLD ld.gold)
+  if(PRL_GOLD)
+    add_link_options(-fuse-ld=gold)
+  endif()
 else()
   set(PRL_BATCH 8)  # more of them make a change of one costly
 endif()

@@ -42,7 +42,7 @@ void write_step(std::string_view message, const Where& where = {});
 template <typename... Args>
 struct Format {
   template <typename Text>
-  consteval Format(const Text& text, const char* file = __builtin_FILE(), int line = __builtin_LINE(),
+  FMT_CONSTEVAL Format(const Text& text, const char* file = __builtin_FILE(), int line = __builtin_LINE(),
                    const char* function = __builtin_FUNCTION())
       : format(text), where{file, line, function} {}
   fmt::format_string<Args...> format;
