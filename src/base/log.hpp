@@ -43,7 +43,7 @@ template <typename... Args>
 struct Format {
   template <typename Text>
   FMT_CONSTEVAL Format(const Text& text, const char* file = __builtin_FILE(), int line = __builtin_LINE(),
-                   const char* function = __builtin_FUNCTION())
+                       const char* function = __builtin_FUNCTION())
       : format(text), where{file, line, function} {}
   fmt::format_string<Args...> format;
   Where where;
