@@ -9,7 +9,7 @@
 #                      pip install --target DIR nvidia-cuda-sanitizer-api==13.5.25; PRL_CHECK_SANITIZER=DIR/nvidia/cu13/bin/compute-sanitizer
 # Both report copies of bytes (cp.async.bulk, but not its tensor form) as races with the reads of what they replace where one lane arrives
 # for its warp, 2026.4 also where all do and after a barrier of all readers: so what is read by ordinary instructions comes by tensor copies.
-# Of these 2026.4 sees no race at all.
+# Of these 2026.4 sees no race at all. 2025.3 takes what one warp leaves before bar.arrive and another reads after bar.sync for a race.
 # A test that memory was too short for is run again, alone, in the end. Tests take fewer and smaller cases (PRL_TEST_WATCHED). Several GPUs
 # share the processes.
 set -uo pipefail

@@ -155,9 +155,9 @@ __device__ __forceinline__ void shrink(const Rows& rows, const Ranks& ranks, flo
   }
 }
 
-/// One warp after another: a turn ends by naming the next.
-__device__ __forceinline__ void wait_for_turn(int warp) { asm volatile("bar.sync %0, 64;" ::"r"(1 + warp) : "memory"); }
-__device__ __forceinline__ void end_turn(int next_warp) { asm volatile("bar.arrive %0, 64;" ::"r"(1 + next_warp) : "memory"); }
+/// One warp after another: the one whose turn ends and the next one, whose barrier it is, wait for each other. That the first only arrives
+/// would do, but the sanitizer takes what it leaves there for a race; waiting costs nothing that was found.
+__device__ __forceinline__ void hand_turn_to(int warp) { asm volatile("bar.sync %0, 64;" ::"r"(1 + warp) : "memory"); }
 
 /// The same for 16 rows, summed over k in order by 16 at a time: as the library sums products and as few_rows.cu does, so that the bits are
 /// theirs. Warps hold parts of k and add them in turn, the weights of the first ones before `wait`, which says that x is there. `handed`:
@@ -201,7 +201,7 @@ __device__ __forceinline__ void shrink_in_order(const Rows& rows, const Ranks& r
         x[part][half] = x_rows[half] != nullptr ? load_4(x_rows[half], k_of(split, part), ranks.K, rows.is_vector) : uint2{};
     float acc[kRankTiles][4] = {};
     if (split > 0) {
-      wait_for_turn(me.warp);
+      hand_turn_to(me.warp);
 #pragma unroll
       for (int n = 0; n < kRankTiles; ++n) *reinterpret_cast<float4*>(acc[n]) = handed.of[n][me.lane];
     }
@@ -214,7 +214,7 @@ __device__ __forceinline__ void shrink_in_order(const Rows& rows, const Ranks& r
     if (split + 1 < splits) {
 #pragma unroll
       for (int n = 0; n < kRankTiles; ++n) handed.of[n][me.lane] = *reinterpret_cast<const float4*>(acc[n]);
-      end_turn((me.warp + 1) % kWarps);
+      hand_turn_to((me.warp + 1) % kWarps);
       continue;
     }
 #pragma unroll
