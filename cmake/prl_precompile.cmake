@@ -30,14 +30,14 @@ if(PRL_PRECOMPILE)
   endif()
 endif()
 
-# prl_precompile(TARGET [test|unoptimized]): the C++ files of a target use the header, with GoogleTest's if asked; GCC takes none that was
-# made with another kind of optimisation.
-function(prl_precompile target)
+# prl_precompile(TARGET KIND): the C++ files of a target use the header, with GoogleTest's if KIND is test; otherwise it names the module, since GCC
+# takes no header that was made with another kind of optimisation.
+function(prl_precompile target kind)
   if(PRL_PRECOMPILE)
     set(from prl_precompiled)
-    if("test" IN_LIST ARGN)
+    if(kind STREQUAL "test")
       set(from prl_precompiled_test)
-    elseif("unoptimized" IN_LIST ARGN)
+    elseif(PRL_QUICK AND NOT kind IN_LIST PRL_QUICK_OPTIMIZED)
       set(from prl_precompiled_unoptimized)
     endif()
     target_precompile_headers(${target} REUSE_FROM ${from})

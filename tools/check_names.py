@@ -39,7 +39,7 @@ def types_of(parameters):
 def names(path):
     for space, is_unnamed, line in statements(path.read_text()):
         line = re.sub(r"^\[\[\w+\]\] ", "", re.sub(r"//.*", "", line))
-        if line.startswith(("namespace ", "using namespace", "return ", "extern ", "friend ", "static_assert", "using ")):
+        if line.startswith(("namespace ", "return ", "extern ", "friend ", "static_assert", "using ")):
             continue
         if (found := TYPE.match(line)) and not re.match(r"^(?:struct|class|union|enum)\b[^{]*\(", line):
             if line.rstrip().endswith(";") and "{" not in line and "=" not in line:

@@ -56,11 +56,9 @@ struct Run {
 };
 
 net::Fields headers_of(const Run& run, std::int64_t example, std::int64_t rollout_idx) {
+  const std::string trajectory_id = fmt::format("{}-{}-{}-{}", run.task.label, run.name(), example, rollout_idx);
   return env::state_headers(run.task.headers_from_state,
-                            {.trajectory_id = fmt::format("{}-{}-{}-{}", run.task.label, run.name(), example, rollout_idx),
-                             .example_id = example,
-                             .rollout_idx = rollout_idx,
-                             .task = run.name()});
+                            {.trajectory_id = trajectory_id, .example_id = example, .rollout_idx = rollout_idx, .task = run.name()});
 }
 
 asio::awaitable<env::Episode> play(Run* run, std::int64_t example, std::int64_t rollout_idx, env::RolloutAttempt attempt) {

@@ -10,8 +10,6 @@
 #include "net/errors.hpp"
 
 namespace prl::net {
-namespace {}  // namespace
-
 bool iequals(std::string_view a, std::string_view b) noexcept {
   return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](char x, char y) { return ascii_lower(x) == ascii_lower(y); });
 }

@@ -30,7 +30,7 @@ struct EvalRoundOptions {
   std::optional<ValidationOptions> validation{};  ///< none: no validation
   std::filesystem::path output_dir{};             ///< of rollouts/step_N/eval_rollouts.jsonl; empty: none are written
   std::chrono::milliseconds log_interval{0};      ///< between two lines about how far a round is; 0: none
-  env::StateHeaders headers_from_state{};
+  env::StateHeaders headers_from_state{};         ///< of requests
 };
 
 /// Plays the validation and the online evaluations when their policy version has come. Weights stay as they are during a round, and

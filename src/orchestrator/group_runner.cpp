@@ -74,11 +74,11 @@ void GroupRunner::start(const EpisodeStart& info) {
   group.tasks->spawn(fmt::format("rollout {} of group {}", info.rollout_idx, info.group.value), run(info));
 }
 
-env::RolloutState GroupRunner::state_of(const EpisodeStart& info, std::string trajectory_id) const {
-  return {.trajectory_id = std::move(trajectory_id),
+env::RolloutState GroupRunner::state_of(const EpisodeStart& info, std::string_view trajectory_id) const {
+  return {.trajectory_id = trajectory_id,
           .example_id = info.task.task_idx,
           .rollout_idx = info.rollout_idx,
-          .task = std::string(environments_[static_cast<std::size_t>(info.task.env_idx)].environment->name())};
+          .task = environments_[static_cast<std::size_t>(info.task.env_idx)].environment->name()};
 }
 
 asio::awaitable<env::Episode> GroupRunner::play(EpisodeStart info, env::RolloutAttempt attempt) {

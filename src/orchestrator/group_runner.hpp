@@ -119,7 +119,7 @@ class GroupRunner {
     bool is_scored = false;  ///< all have ended, and the environment has scored them together if it does that
     std::unique_ptr<net::TaskGroup> tasks;
   };
-  env::RolloutState state_of(const EpisodeStart& info, std::string trajectory_id) const;
+  env::RolloutState state_of(const EpisodeStart& info, std::string_view trajectory_id) const;
   asio::awaitable<env::Episode> play(EpisodeStart info, env::RolloutAttempt attempt);
   asio::awaitable<std::optional<env::Episode>> play_until_done(EpisodeStart info);
   asio::awaitable<std::optional<TurnScores>> score_until_done(EpisodeStart info, env::Episode* episode);

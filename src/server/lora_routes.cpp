@@ -7,8 +7,6 @@
 namespace prl::server {
 namespace {
 
-constexpr std::size_t kMaxNameBytes = 256;
-
 AdapterBook& book_of(const ServerContext& context) {
   AdapterBook* book = context.backend->adapters();
   if (book == nullptr)
@@ -26,7 +24,8 @@ std::string required_text(const JsonFields& fields, const char* key, const char*
 /// A name of the model itself would hide the adapter.
 std::string adapter_name(const ServerContext& context, const JsonFields& fields) {
   std::string name = required_text(fields, "lora_name", "the name that requests give as model");
-  if (name.size() > kMaxNameBytes) net::fail_param("lora_name", fmt::format("lora_name: wanted at most {} bytes", kMaxNameBytes));
+  if (name.size() > kMaxAdapterNameBytes)
+    net::fail_param("lora_name", fmt::format("lora_name: wanted at most {} bytes", kMaxAdapterNameBytes));
   for (const std::string& served : context.options.served_names)
     if (name == served) net::fail_param("lora_name", fmt::format("lora_name: '{}' is the name of the model itself", name));
   return name;

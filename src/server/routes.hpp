@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <string>
@@ -9,6 +10,9 @@
 
 /// The handlers of ApiServer, one coroutine per route; private to the module.
 namespace prl::server {
+
+/// Of an adapter, and so of a run.
+inline constexpr std::size_t kMaxAdapterNameBytes = 256;
 
 using net::HttpRequest;
 using net::HttpResponse;

@@ -9,12 +9,10 @@
 namespace prl::server {
 namespace {
 
-constexpr std::size_t kMaxTenantBytes = 256;
-
 std::string run_name(const JsonFields& fields) {
   const auto name = fields.string("name");
-  if (!name || name->empty() || name->size() > kMaxTenantBytes || name->find('\0') != std::string::npos)
-    net::fail_param("name", fmt::format("name: wanted the name of the run's adapter, of 1 to {} bytes", kMaxTenantBytes));
+  if (!name || name->empty() || name->size() > kMaxAdapterNameBytes || name->find('\0') != std::string::npos)
+    net::fail_param("name", fmt::format("name: wanted the name of the run's adapter, of 1 to {} bytes", kMaxAdapterNameBytes));
   return *name;
 }
 
