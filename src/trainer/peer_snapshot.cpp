@@ -1,56 +1,203 @@
 #include "trainer/peer_snapshot.hpp"
 
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <limits>
+#include <sstream>
+#include <utility>
 
 #include "base/error.hpp"
+#include "base/thread_pool.hpp"
+#include "device/host_link.hpp"
 
 namespace prl::trainer {
 
 namespace {
 
-/// One array of a part: of `name` (empty: the masters), elements [begin, begin + count) of all values.
-struct ArrayHead {
-  std::int64_t name_bytes = 0, begin = 0, count = 0, num_bytes = 0;
-};
+constexpr std::size_t kMaxArrays = std::size_t{1} << 22;
 
-void append(std::string& out, std::string_view name, ElementRange range, const Tensor& tensor) {
-  const ArrayHead head{static_cast<std::int64_t>(name.size()), range.begin, range.count(), static_cast<std::int64_t>(tensor.num_bytes())};
-  out.append(reinterpret_cast<const char*>(&head), sizeof head);
-  out.append(name);
-  const std::size_t at = out.size();
-  out.resize(at + tensor.num_bytes());
-  if (tensor.num_bytes() > 0) tensor.runtime()->copy_to_host(out.data() + at, tensor.data(), tensor.num_bytes());
+TensorView bytes_view(void* data, std::size_t num_bytes, Device device) {
+  const auto n = static_cast<std::int64_t>(num_bytes);
+  return {data, {n}, DType::kU8, device, n};
 }
 
 /// Copies what lies in both ranges; `bytes` are those of `from`.
-void copy_shared(const Tensor& to, ElementRange to_range, std::string_view bytes, ElementRange from) {
+void copy_shared(const Tensor& to, ElementRange to_range, const char* bytes, std::size_t num_bytes, ElementRange from) {
   const ElementRange both = intersection(to_range, from);
   if (both.count() == 0) return;
-  const std::size_t element = bytes.size() / static_cast<std::size_t>(from.count());
+  const std::size_t element = num_bytes / static_cast<std::size_t>(from.count());
   if (element * static_cast<std::size_t>(to_range.count()) != to.num_bytes())
     fail(ErrorCode::kCorrupt, "[healing] a neighbour's copy has elements of {} bytes", element);
   auto* target = static_cast<char*>(to.data()) + element * static_cast<std::size_t>(both.begin - to_range.begin);
-  to.runtime()->copy_from_host(target, bytes.data() + element * static_cast<std::size_t>(both.begin - from.begin),
+  to.runtime()->copy_from_host(target, bytes + element * static_cast<std::size_t>(both.begin - from.begin),
                                element * static_cast<std::size_t>(both.count()));
 }
 
-TensorView bytes_view(std::string& bytes) {
-  const auto n = static_cast<std::int64_t>(bytes.size());
-  return {bytes.data(), {n}, DType::kU8, {}, n};
+std::size_t total_of(const std::vector<Tensor>& tensors) {
+  std::size_t sum = 0;
+  for (const Tensor& tensor : tensors) sum += tensor.num_bytes();
+  return sum;
 }
 
 }  // namespace
 
+std::string PeerSnapshots::text_of(const std::vector<Array>& arrays) {
+  // Never empty: a rank that owns nothing has a copy, too.
+  std::string text = fmt::format("{}\n", arrays.size());
+  for (const Array& array : arrays) text += fmt::format("{} {} {} {}\n", array.range.begin, array.range.end, array.num_bytes, array.name);
+  return text;
+}
+
+std::vector<PeerSnapshots::Array> PeerSnapshots::arrays_of(std::string_view text) {
+  std::vector<Array> arrays;
+  std::istringstream lines{std::string(text)};
+  std::string line;
+  std::size_t num_arrays = 0;
+  if (!(lines >> num_arrays) || num_arrays > kMaxArrays || !std::getline(lines, line))
+    fail(ErrorCode::kCorrupt, "[healing] the list of a neighbour's copy begins with '{}'", text.substr(0, 200));
+  while (std::getline(lines, line)) {
+    std::istringstream words(line);
+    Array array;
+    words >> array.range.begin >> array.range.end >> array.num_bytes;
+    if (!words || words.get() != ' ' || array.range.begin < 0 || array.range.end < array.range.begin || arrays.size() == num_arrays)
+      fail(ErrorCode::kCorrupt, "[healing] the list of a neighbour's copy holds '{}'", line.substr(0, 200));
+    std::getline(words, array.name);
+    arrays.push_back(std::move(array));
+  }
+  if (arrays.size() != num_arrays)
+    fail(ErrorCode::kCorrupt, "[healing] the list of a neighbour's copy ends after {} of {} arrays", arrays.size(), num_arrays);
+  return arrays;
+}
+
 std::size_t PeerSnapshots::num_bytes() const noexcept {
   std::size_t sum = 0;
   for (const Snapshot& snapshot : kept_)
-    for (const auto& [owner, part] : snapshot.parts) sum += part.size();
+    for (const auto& [owner, part] : snapshot.parts) sum += part.bytes.num_bytes();
   return sum;
+}
+
+Tensor PeerSnapshots::take_memory(std::size_t num_bytes) {
+  const auto found = std::ranges::find(spare_, num_bytes, &Tensor::num_bytes);
+  if (found != spare_.end()) {
+    Tensor memory = std::move(*found);
+    spare_.erase(found);
+    return memory;
+  }
+  spare_.clear();  // of other sizes: the ranks own other parts now
+  return Tensor::empty(make_cpu_runtime(), {static_cast<std::int64_t>(num_bytes)}, DType::kU8);
+}
+
+void PeerSnapshots::drop_oldest() {
+  for (auto& [owner, part] : kept_.front().parts) spare_.push_back(std::move(part.bytes));
+  kept_.pop_front();
+}
+
+/// The bytes of a list of tensors, one after the other, on their way to a neighbour and to host memory.
+///
+/// Pieces lie in two pairs of places that take turns, on the device and behind it in page-locked memory: while a pair is filled, sent and
+/// copied down, the processors move what came through the other one.
+class PeerSnapshots::Sending {
+ public:
+  Sending(const std::shared_ptr<DeviceRuntime>& runtime, std::size_t piece_bytes)
+      : runtime_(runtime), piece_bytes_(piece_bytes), link_(make_host_link(runtime, true)), pool_(kNumMovers) {
+    for (Place& place : places_)
+      for (Piece* piece : {&place.own, &place.theirs}) {
+        piece->on_device = Tensor::empty(runtime_, {static_cast<std::int64_t>(piece_bytes)}, DType::kU8);
+        piece->on_host = link_->allocate(piece_bytes);
+      }
+  }
+  std::size_t piece_bytes() const noexcept { return piece_bytes_; }
+
+  /// Own bytes [begin, begin + count) of `tensors`, whatever memory those lie in.
+  TensorView fill(const std::vector<Tensor>& tensors, std::size_t begin, std::size_t count) {
+    auto* const to = static_cast<char*>(place().own.on_device.data());
+    std::size_t first = 0;
+    for (const Tensor& tensor : tensors) {
+      const std::size_t from = std::max(begin, first), end = std::min(begin + count, first + tensor.num_bytes());
+      if (from < end) {
+        const char* const source = static_cast<const char*>(tensor.data()) + (from - first);
+        if (tensor.runtime()->device() == runtime_->device())
+          runtime_->copy_within(to + (from - begin), source, end - from);
+        else
+          runtime_->copy_from_host(to + (from - begin), source, end - from);
+      }
+      first += tensor.num_bytes();
+    }
+    return bytes_view(to, count, runtime_->device());
+  }
+  /// Where a neighbour's bytes come to.
+  TensorView theirs(std::size_t count) { return bytes_view(place().theirs.on_device.data(), count, runtime_->device()); }
+  void keep_own(char* host, std::size_t count) { keep(place().own, host, count); }
+  void keep_theirs(char* host, std::size_t count) { keep(place().theirs, host, count); }
+  /// The other places from now on; what came through them has arrived.
+  void turn() {
+    at_ = (at_ + 1) % places_.size();
+    arrive(place());
+  }
+  /// Everything has arrived.
+  void finish() {
+    turn();
+    turn();
+  }
+  /// After an error: what is under way goes nowhere.
+  void forget() {
+    for (Place& place : places_) {
+      for (Piece* piece : {&place.own, &place.theirs}) piece->num_bytes = 0;
+      arrive(place);
+    }
+  }
+
+ private:
+  static constexpr int kNumMovers = 4;
+  static constexpr std::size_t kMovedBytes = std::size_t{1} << 20;  // by one thread at a time
+  struct Piece {
+    Tensor on_device;
+    std::shared_ptr<void> on_host;
+    char* target = nullptr;
+    std::size_t num_bytes = 0;
+  };
+  struct Place {
+    Piece own, theirs;
+    HostLink::Ticket copied = 0;
+  };
+  Place& place() { return places_[at_]; }
+  void keep(Piece& piece, char* host, std::size_t count) {
+    piece.target = host;
+    piece.num_bytes = count;
+    if (count > 0) place().copied = link_->to_host(piece.on_host.get(), piece.on_device.data(), count);
+  }
+  void arrive(Place& place) {
+    link_->wait(std::exchange(place.copied, 0));
+    for (Piece* piece : {&place.own, &place.theirs}) {
+      const auto* const from = static_cast<const char*>(piece->on_host.get());
+      const auto count = static_cast<std::int64_t>((piece->num_bytes + kMovedBytes - 1) / kMovedBytes);
+      pool_.parallel_for(count, [&](std::int64_t i) {
+        const std::size_t at = static_cast<std::size_t>(i) * kMovedBytes;
+        std::memcpy(piece->target + at, from + at, std::min(kMovedBytes, piece->num_bytes - at));
+      });
+      piece->num_bytes = 0;
+    }
+  }
+
+  std::shared_ptr<DeviceRuntime> runtime_;
+  std::size_t piece_bytes_;
+  std::shared_ptr<HostLink> link_;
+  ThreadPool pool_;
+  std::array<Place, 2> places_;
+  std::size_t at_ = 0;
+};
+
+PeerSnapshots::PeerSnapshots(Policy& policy, bool is_newcomer, std::size_t piece_bytes)
+    : policy_(policy), is_newcomer_(is_newcomer), piece_bytes_(piece_bytes) {}
+PeerSnapshots::~PeerSnapshots() = default;
+
+PeerSnapshots::Sending& PeerSnapshots::sending(std::size_t piece_bytes) {
+  if (sending_ == nullptr || sending_->piece_bytes() < piece_bytes)
+    sending_ = std::make_unique<Sending>(policy_.context().runtime, piece_bytes);
+  return *sending_;
 }
 
 void PeerSnapshots::commit(const TrainProgress& progress, const GradientStep& gradient_step) {
@@ -64,26 +211,53 @@ void PeerSnapshots::commit(const TrainProgress& progress, const GradientStep& gr
   counters.num_scheduled = gradient_step.num_scheduled();
   counters.optimizer_type = std::string(gradient_step.optimizer().type_name());
   made.progress = to_json(counters);
-  std::string& part = made.parts[group.rank()];
-  for (const ElementRange held : policy_.parameters().held().ranges()) append(part, "", held, policy_.parameters().values_in(held));
-  for (const Optimizer::StatePart& state : gradient_step.optimizer().state_parts()) append(part, state.name, state.range, state.tensor);
-  if (group.size() > 1) {
-    const int next = (group.rank() + 1) % group.size(), previous = (group.rank() + group.size() - 1) % group.size();
-    const comm::Call call{.what = "a copy for the neighbour"};
-    const std::vector<double> sizes = group.gather_number(static_cast<double>(part.size()), call);
-    std::string& theirs = made.parts[previous];
-    theirs.resize(static_cast<std::size_t>(sizes[static_cast<std::size_t>(previous)]));
-    std::string nothing;
-    std::vector<TensorView> outs(static_cast<std::size_t>(group.size()), bytes_view(nothing));
-    std::vector<ConstTensorView> ins(outs.begin(), outs.end());
-    outs[static_cast<std::size_t>(previous)] = bytes_view(theirs);
-    ins[static_cast<std::size_t>(next)] = bytes_view(made.parts[group.rank()]);
-    group.all_to_all(outs, ins, call);
+
+  std::vector<Array> arrays;
+  std::vector<Tensor> tensors;
+  const auto add = [&](std::string name, ElementRange range, const Tensor& tensor) {
+    arrays.push_back({std::move(name), range, tensor.num_bytes()});
+    tensors.push_back(tensor);
+  };
+  for (const ElementRange held : policy_.parameters().held().ranges()) add("", held, policy_.parameters().values_in(held));
+  for (const Optimizer::StatePart& state : gradient_step.optimizer().state_parts()) add(state.name, state.range, state.tensor);
+
+  const comm::Call call{.what = "a copy for the neighbour"};
+  const int size = group.size(), next = (group.rank() + 1) % size, previous = (group.rank() + size - 1) % size;
+  const std::vector<std::string> lists = group.gather_bytes(text_of(arrays), call);
+  const std::vector<double> sizes = group.gather_number(static_cast<double>(total_of(tensors)), call);
+  const auto bytes_of = [&](int rank) { return static_cast<std::size_t>(sizes[static_cast<std::size_t>(rank)]); };
+  for (const int owner : {group.rank(), previous})
+    if (!made.parts.contains(owner)) made.parts[owner] = {lists[static_cast<std::size_t>(owner)], take_memory(bytes_of(owner))};
+  const std::size_t num_own = bytes_of(group.rank()), num_theirs = bytes_of(previous);
+  char *const own = made.parts[group.rank()].bytes.as<char>(), *const theirs = made.parts[previous].bytes.as<char>();
+
+  const auto most = static_cast<std::size_t>(*std::ranges::max_element(sizes));
+  const std::size_t step = std::min(piece_bytes_, std::max<std::size_t>(most, 1));  // the same at every rank
+  Sending& way = sending(step);
+  const auto left_of = [&](std::size_t total, std::size_t at) { return std::min(step, total - std::min(at, total)); };
+  try {
+    for (std::size_t at = 0; at < most; at += step, way.turn()) {
+      const TensorView mine = way.fill(tensors, at, left_of(num_own, at));
+      if (size > 1) {
+        const TensorView of_previous = way.theirs(left_of(num_theirs, at));
+        std::vector<TensorView> outs(static_cast<std::size_t>(size), way.theirs(0));
+        std::vector<ConstTensorView> ins(outs.begin(), outs.end());
+        outs[static_cast<std::size_t>(previous)] = of_previous;
+        ins[static_cast<std::size_t>(next)] = mine;
+        group.all_to_all(outs, ins, call);
+        way.keep_theirs(theirs + at, left_of(num_theirs, at));
+      }
+      way.keep_own(own + at, left_of(num_own, at));
+    }
+    way.finish();
+  } catch (...) {
+    way.forget();
+    throw;
   }
   kept_.push_back(std::move(made));
   // Whoever passes the barrier knows that all have come to it, with the new copies in hand.
   group.barrier({.what = "copies for the neighbours"});
-  while (kept_.size() > 1) kept_.pop_front();
+  while (kept_.size() > 1) drop_oldest();
   is_newcomer_ = false;
 }
 
@@ -104,29 +278,27 @@ std::pair<std::int64_t, std::int64_t> PeerSnapshots::find_common(comm::Communica
   return newest;
 }
 
-void PeerSnapshots::take(std::string_view part, GradientStep& gradient_step) const {
-  const std::vector<Optimizer::StatePart> own = gradient_step.optimizer().state_parts();
-  while (!part.empty()) {
-    ArrayHead head;
-    if (part.size() < sizeof head) fail(ErrorCode::kCorrupt, "[healing] a neighbour's copy ends too early");
-    std::memcpy(&head, part.data(), sizeof head);
-    part.remove_prefix(sizeof head);
-    const std::int64_t left = static_cast<std::int64_t>(part.size());
-    if (head.name_bytes < 0 || head.num_bytes < 0 || head.count < 0 || head.name_bytes > left || head.num_bytes > left - head.name_bytes)
-      fail(ErrorCode::kCorrupt, "[healing] a neighbour's copy names {} + {} bytes where {} are left", head.name_bytes, head.num_bytes,
-           left);
-    const std::string_view name = part.substr(0, static_cast<std::size_t>(head.name_bytes));
-    const std::string_view bytes = part.substr(name.size(), static_cast<std::size_t>(head.num_bytes));
-    part.remove_prefix(name.size() + bytes.size());
-    const ElementRange range{head.begin, head.begin + head.count};
-    if (range.count() == 0) continue;
-    if (name.empty()) {
+void PeerSnapshots::hand_out(const Array& array, const char* mine, int from, GradientStep& gradient_step) const {
+  if (array.range.count() == 0) return;
+  const std::size_t element = array.num_bytes / static_cast<std::size_t>(array.range.count());
+  if (element == 0 || element * static_cast<std::size_t>(array.range.count()) != array.num_bytes)
+    fail(ErrorCode::kCorrupt, "[healing] {} bytes of a neighbour's copy hold {} elements", array.num_bytes, array.range.count());
+  comm::Communicator& group = gradient_step.ranks();
+  const std::int64_t step = static_cast<std::int64_t>(std::max<std::size_t>(piece_bytes_ / element, 1));
+  std::vector<char> piece;
+  for (ElementRange range{array.range.begin, 0}; range.begin < array.range.end; range.begin += step) {
+    range.end = std::min(range.begin + step, array.range.end);
+    const std::size_t count = element * static_cast<std::size_t>(range.count());
+    piece.resize(count);
+    if (mine != nullptr) std::memcpy(piece.data(), mine + element * static_cast<std::size_t>(range.begin - array.range.begin), count);
+    group.broadcast(bytes_view(piece.data(), count, {}), from, {.what = "what a rank owned"});
+    if (array.name.empty()) {
       for (const ElementRange held : policy_.parameters().held().ranges())
-        copy_shared(policy_.parameters().values_in(held), held, bytes, range);
+        copy_shared(policy_.parameters().values_in(held), held, piece.data(), count, range);
       continue;
     }
-    for (const Optimizer::StatePart& mine : own)
-      if (mine.name == name) copy_shared(mine.tensor, mine.range, bytes, range);
+    for (const Optimizer::StatePart& state : gradient_step.optimizer().state_parts())
+      if (state.name == array.name) copy_shared(state.tensor, state.range, piece.data(), count, range);
   }
 }
 
@@ -145,23 +317,20 @@ std::optional<TrainProgress> PeerSnapshots::restore(GradientStep& gradient_step)
   for (const std::string& text : group.gather_bytes(snapshot != nullptr ? snapshot->progress : std::string(), {.what = "progress"}))
     if (progress.empty()) progress = text;
   for (int owner = 0; owner < num_owners; ++owner) {
-    const bool has_it = snapshot != nullptr && snapshot->parts.contains(owner);
-    const std::vector<double> sizes =
-        group.gather_number(has_it ? static_cast<double>(snapshot->parts.at(owner).size()) : -1, {.what = "who has a copy"});
-    const auto holder = std::ranges::find_if(sizes, [](double size) { return size >= 0; });
-    if (holder == sizes.end())
+    const Part* const part = snapshot != nullptr && snapshot->parts.contains(owner) ? &snapshot->parts.at(owner) : nullptr;
+    const std::vector<std::string> lists = group.gather_bytes(part != nullptr ? part->list : std::string(), {.what = "who has a copy"});
+    const auto holder = std::ranges::find_if(lists, [](const std::string& list) { return !list.empty(); });
+    if (holder == lists.end())
       fail(ErrorCode::kUnavailable,
            "[healing] what rank {} of {} owned is lost: that rank and the one after it, which kept a copy, are both gone; resume from the "
            "last checkpoint",
            owner, num_owners);
-    const int from = static_cast<int>(holder - sizes.begin());
-    std::string copy;
-    if (from == group.rank())
-      copy = snapshot->parts.at(owner);
-    else
-      copy.resize(static_cast<std::size_t>(*holder));
-    group.broadcast(bytes_view(copy), from, {.what = "what a rank owned"});
-    take(copy, gradient_step);
+    const int from = static_cast<int>(holder - lists.begin());
+    const char* mine = from == group.rank() ? part->bytes.as<char>() : nullptr;
+    for (const Array& array : arrays_of(*holder)) {
+      hand_out(array, mine, from, gradient_step);
+      if (mine != nullptr) mine += array.num_bytes;
+    }
   }
   const TrainProgress restored = parse_progress(progress, "the neighbours' copies");
   gradient_step.optimizer().restore_num_steps(restored.num_optimizer_steps);

@@ -3,9 +3,11 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "comm/communicator.hpp"
 #include "trainer/checkpoint.hpp"
@@ -16,10 +18,16 @@ namespace prl::trainer {
 
 /// What the ranks own after a step, in host memory: each keeps its own part and that of the rank before it, so that the run can go on
 /// without any one rank. The last step is kept until every rank has the new one. One thread.
+///
+/// Memory    four times what a rank owns once the second step is kept, in plain host memory: page-locking that much takes minutes on some
+///           machines. Beside it four pieces of at most kPieceBytes on the device, and four that are page-locked.
 class PeerSnapshots {
  public:
+  /// Of what travels at once.
+  static constexpr std::size_t kPieceBytes = std::size_t{32} << 20;
   /// `is_newcomer`: this rank joins a group that goes on, and has nothing until its first commit.
-  PeerSnapshots(Policy& policy, bool is_newcomer) : policy_(policy), is_newcomer_(is_newcomer) {}
+  PeerSnapshots(Policy& policy, bool is_newcomer, std::size_t piece_bytes = kPieceBytes);
+  ~PeerSnapshots();
 
   /// Every rank calls it after the step of `progress`. PeerLost; what was kept is then still there.
   void commit(const TrainProgress& progress, const GradientStep& gradient_step);
@@ -30,18 +38,40 @@ class PeerSnapshots {
   std::size_t num_bytes() const noexcept;
 
  private:
+  /// Elements [begin, begin + count) of all masters (no name), or of what the optimizer keeps under a name.
+  struct Array {
+    std::string name;
+    ElementRange range;
+    std::size_t num_bytes = 0;
+  };
+  /// What one rank owns: its arrays' bytes one after the other.
+  struct Part {
+    std::string list;  ///< of the arrays, as text
+    Tensor bytes;
+  };
   struct Snapshot {
     std::int64_t generation = 0, step = 0;
-    std::string progress;              ///< as JSON
-    int num_owners = 0;                ///< ranks of the group that made it
-    std::map<int, std::string> parts;  ///< by owner
+    std::string progress;       ///< as JSON
+    int num_owners = 0;         ///< ranks of the group that made it
+    std::map<int, Part> parts;  ///< by owner
   };
+  class Sending;
+  static std::string text_of(const std::vector<Array>& arrays);
+  static std::vector<Array> arrays_of(std::string_view text);
+
+  Tensor take_memory(std::size_t num_bytes);
+  Sending& sending(std::size_t piece_bytes);
+  void drop_oldest();
   /// Generation and step of the newest that all have, negative if one has none.
   std::pair<std::int64_t, std::int64_t> find_common(comm::Communicator& group) const;
-  void take(std::string_view part, GradientStep& gradient_step) const;
+  /// An array reaches everyone piece by piece, from `from`, who has its bytes as `mine`; each takes what it owns now.
+  void hand_out(const Array& array, const char* mine, int from, GradientStep& gradient_step) const;
 
   Policy& policy_;
   bool is_newcomer_ = false;
+  std::size_t piece_bytes_;
+  std::unique_ptr<Sending> sending_;
+  std::vector<Tensor> spare_;  ///< of snapshots that are no longer kept
   std::deque<Snapshot> kept_;  ///< oldest first, at most two
 };
 

@@ -72,6 +72,7 @@ void set_common(TrainRunOptions& options, const TrainCase& run, const fs::path& 
   }
   if (run.victim >= 0 || run.has_newcomer) {
     options.max_losses = 1;
+    options.copy_piece_bytes = 20'000;  // so that copies travel in many pieces, of which no two arrays end with one
     options.is_newcomer = mesh.world().generation() > 0;
     options.checkpoint->interval = 3;
   }

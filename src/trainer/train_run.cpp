@@ -136,7 +136,7 @@ void TrainRun::give_up_on(const comm::PeerLost& lost) {
 
 TrainRunResult TrainRun::run_on_ranks() {
   const comm::Communicator& ranks = training_.gradient_step().ranks();
-  if (options_.max_losses && ranks.size() > 1) copies_.emplace(policy_, options_.is_newcomer);
+  if (options_.max_losses && ranks.size() > 1) copies_.emplace(policy_, options_.is_newcomer, options_.copy_piece_bytes);
   generation_ = ranks.generation();
   for (;;) {
     try {

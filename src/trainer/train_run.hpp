@@ -34,7 +34,8 @@ struct TrainRunOptions {
   std::optional<int> max_losses;    ///< of ranks, which the others survive by copies of each other's state; none: a loss ends the run
   std::function<void()> take_over;  ///< called at a rank that has become rank 0: it opens what rank 0 writes; may be empty
   bool is_newcomer = false;         ///< this rank joins a run that goes on: its state comes from the others
-  bool is_bench = false;            ///< kBenchSteps steps, no checkpoints, a table at the end
+  std::size_t copy_piece_bytes = PeerSnapshots::kPieceBytes;  ///< of the copies that losses are survived with
+  bool is_bench = false;                                      ///< kBenchSteps steps, no checkpoints, a table at the end
   std::optional<std::filesystem::path> bench_json;
 
   /// With is_bench: the options of a benchmark. Call it before anything is made of `step`.
