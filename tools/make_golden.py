@@ -36,6 +36,10 @@ CASES = {
     "qwen2_untied": ("Qwen2Config", dict(tie_word_embeddings=False), torch.bfloat16, None),
     "qwen3_tied": ("Qwen3Config", dict(tie_word_embeddings=True, head_dim=32, num_attention_heads=4, num_key_value_heads=2),
                    torch.bfloat16, None),
+    "qwen3_moe": ("Qwen3MoeConfig", dict(tie_word_embeddings=False, head_dim=16, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=24,
+                                         norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[]), torch.bfloat16, None),
+    "qwen3_moe_raw": ("Qwen3MoeConfig", dict(tie_word_embeddings=True, head_dim=16, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=40,
+                                             norm_topk_prob=False, decoder_sparse_step=1, mlp_only_layers=[]), torch.float32, None),
     "qwen3_untied_sharded": ("Qwen3Config", dict(tie_word_embeddings=False, head_dim=16, attention_bias=True), torch.bfloat16, "50KB"),
 }
 
@@ -50,7 +54,22 @@ def fill(model, generator):
             elif name.endswith("bias"):
                 parameter.copy_(0.2 * noise)
             else:
-                parameter.copy_(noise * (0.3 if "embed" in name or "lm_head" in name else 1.2 / parameter.shape[1] ** 0.5))
+                parameter.copy_(noise * (0.3 if "embed" in name or "lm_head" in name else 1.2 / parameter.shape[-1] ** 0.5))
+
+
+def as_stored(name, grad):
+    """Names and parts of a parameter in checkpoints, which hold experts one by one where transformers computes with one tensor of all."""
+    prefix, _, kind = name.rpartition(".experts.")
+    if kind == "gate_up_proj":
+        for expert, both in enumerate(grad):
+            gate, up = both.chunk(2, dim=0)
+            yield f"{prefix}.experts.{expert}.gate_proj.weight", gate
+            yield f"{prefix}.experts.{expert}.up_proj.weight", up
+    elif kind == "down_proj":
+        for expert, down in enumerate(grad):
+            yield f"{prefix}.experts.{expert}.down_proj.weight", down
+    else:
+        yield name, grad
 
 
 def make_case(name, out):
@@ -90,7 +109,8 @@ def make_case(name, out):
     tensors = dict(ids=ids.int(), cu_seqlens=torch.tensor(cu_seqlens, dtype=torch.int32), targets=targets.int(),
                    temperatures=temperatures, weights=weights, logits=logits, logp=logp, entropy=entropy, loss=loss.reshape(1))
     for parameter_name, parameter in model.named_parameters():
-        tensors["grad." + parameter_name] = parameter.grad
+        for stored_name, grad in as_stored(parameter_name, parameter.grad):
+            tensors["grad." + stored_name] = grad
     save_file({key: value.detach().contiguous() for key, value in tensors.items()}, str(folder / "expected.safetensors"))
     (folder / "generation_config.json").unlink(missing_ok=True)
     print(f"{name}: {sum(p.numel() for p in model.parameters())} parameters, loss {loss.item():.6f}")

@@ -263,7 +263,7 @@ struct InferenceConfig {
     v.field("enable_fp32_lm_head", enable_fp32_lm_head, "Sum the LM head in float32",
             {.status = inert("the LM head always sums in float32")});
     v.field("enable_fp32_router_logits", enable_fp32_router_logits, "Compute routers in float32",
-            {.status = inert("dense models have no router")});
+            {.status = inert("a router computes in float32 whatever the type of the model")});
     v.field("enable_lora", enable_lora, "Serve LoRA adapters, which requests name as model");
     v.field("max_loras", max_loras, "Most adapters of one batch, and on the device", {.min = 1});
     v.field("max_cpu_loras", max_cpu_loras, "Most adapters in host memory; one that left it is read again when a request names it",
@@ -275,9 +275,9 @@ struct InferenceConfig {
     v.field("api_server_count", api_server_count, "Processes that answer HTTP; each has an engine, so it is parallel.dp if that is larger",
             {.min = 0, .max = 1024, .status = passed_on("parallel.dp")});
     v.field("enable_expert_parallel", enable_expert_parallel, "Spread experts over devices",
-            {.status = not_built("mixture-of-experts models")});
+            {.status = not_built("experts spread over devices")});
     v.field("enable_return_routed_experts", enable_return_routed_experts, "Return expert choices with tokens",
-            {.status = not_built("mixture-of-experts models")});
+            {.status = not_built("returning the experts of tokens")});
     v.field("use_deep_gemm", use_deep_gemm, "8-bit products with block scales", {.status = not_built("8-bit products")});
     v.field("use_pd_kv_transfer", use_pd_kv_transfer, "Send key-value blocks from prefill to decode engines",
             {.status = not_built("separate prefill and decode engines")});

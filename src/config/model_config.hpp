@@ -52,9 +52,9 @@ struct ActivationCheckpointConfig {
   void visit(V& v) {
     v.field("mode", mode, "full keeps the input of a layer alone, selective all but the parts in targets");
     v.field("freq", freq, "Recompute every freq-th layer; 1 is every layer", {.unit = "layers", .min = 1});
-    v.field(
-        "targets", targets,
-        "Parts that selective recomputes: norm (cheapest), attn_proj (q, k, v projections), mlp (saves most); see docs/training-memory.md");
+    v.field("targets", targets,
+            "Parts that selective recomputes: norm (cheapest), attn_proj, mlp or routed_experts (saves most); see "
+            "docs/training-memory.md");
   }
 };
 
@@ -153,7 +153,7 @@ struct ModelDebugConfig {
     v.field("num_layers", num_layers, "Build only this many layers", {.unit = "layers", .min = 1});
     v.field("random_init", random_init, "Do not load weights");
     v.field("force_balanced_routing", force_balanced_routing, "Give experts equal numbers of tokens",
-            {.status = not_built("mixture-of-experts models")});
+            {.status = not_built("routing that is not the router's")});
   }
 };
 
@@ -223,12 +223,12 @@ struct TrainerModelConfig {
     v.field("dp_replicate", dp_replicate, "Copies of the sharded masters and optimizer state; a divisor of the number of trainer ranks",
             {.unit = "copies", .min = 1});
     v.field("ep", ep, "Devices that share the experts",
-            {.unit = "devices", .min = 1, .words = "auto", .status = inert("dense models have no experts")});
+            {.unit = "devices", .min = 1, .words = "auto", .status = inert("every rank computes all experts of its rows")});
     v.field("ep_comm_backend", ep_comm_backend, "How tokens travel to experts", {.status = not_built("DeepEP")});
     v.field("deepep_num_sms", deepep_num_sms, "Multiprocessors that DeepEP may use",
-            {.min = 1, .status = inert("dense models have no experts")});
+            {.min = 1, .status = inert("tokens do not travel to experts of other ranks")});
     v.field("deepep_token_chunk_size", deepep_token_chunk_size, "Tokens per DeepEP message",
-            {.unit = "tokens", .min = 1, .status = inert("dense models have no experts")});
+            {.unit = "tokens", .min = 1, .status = inert("tokens do not travel to experts of other ranks")});
     v.field("cp", cp, "Trainer ranks that share one row: 1, 2, 4, ..., a divisor of both kinds of heads", {.unit = "devices", .min = 1});
     v.field(
         "leaves_per_row", leaves_per_row,
@@ -237,11 +237,12 @@ struct TrainerModelConfig {
     v.field("cp_style", cp_style,
             "How attention is split over the ranks that share a row: ulysses, by heads; ring, by blocks of keys, is not built");
     v.field("tp", tp, "Devices that share one layer", {.unit = "devices", .min = 1, .status = not_built("tensor parallelism")});
-    v.field("moe_router_dtype", moe_router_dtype, "Type of the router's products", {.status = inert("dense models have no router")});
+    v.field("moe_router_dtype", moe_router_dtype, "Type of the router's products",
+            {.status = inert("a router's logits and weights are float32, its matrix has compute.dtype")});
     v.field("moe_use_grouped_mm", moe_use_grouped_mm, "One product over all experts instead of one each",
-            {.status = inert("dense models have no experts")});
-    v.field("moe_fused_kernel", moe_fused_kernel, "Fuse gate, experts and sum", {.status = not_built("mixture-of-experts models")});
-    v.field("freeze_moe_router", freeze_moe_router, "Do not train the routers", {.status = not_built("mixture-of-experts models")});
+            {.status = inert("each expert has a product of its own, over all of its rows")});
+    v.field("moe_fused_kernel", moe_fused_kernel, "Fuse gate, experts and sum", {.status = not_built("a fused kernel of experts")});
+    v.field("freeze_moe_router", freeze_moe_router, "Do not train the routers", {.status = not_built("frozen routers")});
     v.field("quantization", quantization, "Products in 8 bits", {.status = not_built("8-bit training")});
     v.field("index_cache", index_cache, "Share sparse attention indices between layers", {.status = not_built("sparse attention")});
     v.field("vlm", vlm, "Vision language model", {.status = not_built("vision language models")});

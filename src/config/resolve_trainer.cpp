@@ -45,16 +45,16 @@ void check_parallel(const TrainerModelConfig& model, const Check& check) {
     check.problem("model.leaves_per_row", fmt::format("must be a power of two and a multiple of model.cp, which is {}", model.cp));
 }
 
-/// What selective recomputation can name: parts of dense decoders, and parts of models that have more than those.
+/// What selective recomputation can name: parts of decoders here, and parts of models that have more than those.
 struct LayerPart {
-  std::string_view name, belongs_to;  ///< belongs_to: empty for dense decoders
+  std::string_view name, belongs_to;  ///< belongs_to: empty for decoders here
 };
 constexpr LayerPart kLayerParts[] = {
     {"norm", ""},
     {"attn_proj", ""},
     {"mlp", ""},
+    {"routed_experts", ""},
     {"mla_up_proj", "latent attention"},
-    {"routed_experts", "mixture-of-experts models"},
     {"linear_attn", "linear and sliding attention"},
 };
 
@@ -64,7 +64,7 @@ void check_checkpointing(const ActivationCheckpointConfig& ac, const Check& chec
       check.problem("model.ac.targets", "belongs to mode selective; mode full recomputes whole layers");
     return;
   }
-  constexpr const char* kWanted = "dense decoders have norm, attn_proj and mlp";
+  constexpr const char* kWanted = "decoders have norm, attn_proj and mlp, which is routed_experts in a mixture of them";
   if (ac.targets.empty()) check.problem("model.ac.targets", fmt::format("mode selective needs at least one part: {}", kWanted));
   for (const std::string& target : ac.targets) {
     const auto* part = std::ranges::find(kLayerParts, target, &LayerPart::name);

@@ -10,8 +10,10 @@ EngineBytes engine_bytes(const EngineSizes& sizes, const nn::ModelConfig& model,
   // A pass holds two streams, the largest layer's intermediates and the logits of all running sequences.
   const std::int64_t tokens = std::max(sizes.max_num_batched_tokens, sizes.max_num_seqs);
   const std::int64_t heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim;
+  // Rows of experts are gathered, one for each of a token's experts.
+  const std::int64_t rows_of_experts = model.num_experts > 0 ? model.num_active_experts * model.hidden_size : 0;
   const std::int64_t per_token =
-      (6 * model.hidden_size + 2 * heads + 3 * model.intermediate_size) * static_cast<std::int64_t>(size_of(compute));
+      (6 * model.hidden_size + 2 * heads + 3 * model.active_mlp_size() + rows_of_experts) * static_cast<std::int64_t>(size_of(compute));
   const std::int64_t logits = sizes.max_num_seqs * model.vocab_size * static_cast<std::int64_t>(sizeof(float));
   return {static_cast<std::size_t>(tokens * per_token + logits), nn::KvCache::bytes_per_block(model, compute, sizes.block_size),
           (sizes.max_model_len + sizes.block_size - 1) / sizes.block_size};

@@ -32,7 +32,7 @@ nn::ActivationCheckpointing checkpointing_of(const std::optional<config::Activat
   nn::ActivationCheckpointing out{ac->freq};
   if (ac->mode == config::CheckpointMode::kFull) return out;
   const auto has = [&](std::string_view name) { return std::ranges::find(ac->targets, name) != ac->targets.end(); };
-  out.parts = {.norm = has("norm"), .attn_proj = has("attn_proj"), .mlp = has("mlp")};
+  out.parts = {.norm = has("norm"), .attn_proj = has("attn_proj"), .mlp = has("mlp") || has("routed_experts")};
   return out;
 }
 

@@ -9,21 +9,29 @@
 namespace prl::nn {
 namespace {
 
-/// Values per token in the compute dtype. Legend as in the ops: H hidden, Q query heads * D, K key heads * D, F MLP width.
+/// Values per token in the compute dtype. Legend as in the ops: H hidden, Q query heads * D, K key heads * D, F width of the MLPs that a
+/// token passes.
 struct PerToken {
   std::int64_t H, Q, K, F;
   std::int64_t norm, attn_proj, heads, mlp;  ///< what the parts of a layer hold
-  std::int64_t kept;                         ///< what no part may drop, in values: sums, attention output, log-sum-exp
+  std::int64_t kept;                         ///< what no part may drop, in values: sums, attention output, log-sum-exp, routing
+  std::int64_t of_experts = 0;               ///< what the backward pass through a mixture of experts takes and gives back
   explicit PerToken(const ModelConfig& c, DType compute)
       : H(c.hidden_size),
         Q(c.num_heads * c.head_dim),
         K(c.num_kv_heads * c.head_dim),
-        F(c.intermediate_size),
+        F(c.active_mlp_size()),
         norm(2 * H),
         attn_proj(Q + 2 * K),
         heads(c.qk_norm ? Q + K : 0),
-        mlp(3 * F),
-        kept(2 * H + Q + c.num_heads * 4 / static_cast<std::int64_t>(size_of(compute))) {}
+        mlp(c.num_experts > 0 ? 2 * F : 3 * F),
+        kept(2 * H + Q + (c.num_heads + routing(c)) * 4 / static_cast<std::int64_t>(size_of(compute))) {
+    if (c.num_experts > 0)
+      of_experts =
+          4 * F + c.num_active_experts * H + c.num_experts + 2 * c.num_active_experts * 4 / static_cast<std::int64_t>(size_of(compute));
+  }
+  /// Words of 4 bytes: logits of the experts, six of each active one, and the sum of their probabilities.
+  static std::int64_t routing(const ModelConfig& c) { return c.num_experts > 0 ? c.num_experts + 6 * c.num_active_experts + 1 : 0; }
   std::int64_t layer() const { return norm + attn_proj + heads + mlp + kept; }
   std::int64_t dropped(const LayerParts& parts) const {
     return (parts.norm ? norm : 0) + (parts.attn_proj ? attn_proj : 0) + (parts.norm || parts.attn_proj ? heads : 0) +
@@ -31,7 +39,10 @@ struct PerToken {
   }
   /// Gradients that live at once while a layer's rules run: of all but the sums, which hand one gradient through. That of the heads is
   /// gone before that of the first norm comes.
-  std::int64_t gradients() const { return H + std::max(H, heads) + attn_proj + mlp + Q; }
+  std::int64_t gradients() const {
+    const std::int64_t of_attention = std::max(H, heads) + attn_proj + Q;
+    return H + (of_experts > 0 ? std::max(of_experts, of_attention) : mlp + of_attention);
+  }
 };
 
 }  // namespace

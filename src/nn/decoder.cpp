@@ -147,7 +147,8 @@ TensorView InferenceModel::forward_paged(const Weights& weights, KvCache& cache,
   Impl& m = *impl_;
   const auto num_tokens = static_cast<std::int64_t>(batch.ids_T.size());
   std::vector<AdapterRows> adapters = adapters_of(weights, batch.adapters, num_tokens, m.rest);
-  const bool is_recorded = m.may_record && m.recorder.takes(batch);
+  // Experts get their rows by way of the host.
+  const bool is_recorded = m.may_record && weights.config.num_experts == 0 && m.recorder.takes(batch);
   if (is_recorded && batch.adapters.empty() && !adapters.empty()) {
     m.rest.resize(static_cast<std::size_t>(num_tokens));
     std::iota(m.rest.begin(), m.rest.end(), 0);
@@ -250,6 +251,8 @@ struct TrainableModel::Impl {
       model.adapters = {{weights->adapter.get(), {}}};
       if (tape_or_null != nullptr) model.dropout = dropout_of(batch);
     }
+    loads.assign(static_cast<std::size_t>(weights->config.num_experts > 0 ? weights->config.num_layers : 0), {});
+    model.loads = loads;
     if (offload != nullptr && tape_or_null != nullptr) offload->begin(static_cast<std::size_t>(weights->config.num_layers));
     const KeptActivations kept{checkpointing, &remake, offload.get()};
     h_TH = decoder_forward(frame, model, ids_T, index, {}, &kept);
@@ -261,7 +264,7 @@ struct TrainableModel::Impl {
     ctx.runtime->copy_to_host(logp.data(), head.logp_T.data, logp.size() * sizeof(float));
     std::vector<float> entropy(logp.begin() + static_cast<std::ptrdiff_t>(targets.size()), logp.end());
     logp.resize(targets.size());
-    return {std::move(logp), std::move(entropy)};
+    return {std::move(logp), std::move(entropy), loads};
   }
 
   /// The mask of this rank's part of the row.
@@ -309,6 +312,7 @@ struct TrainableModel::Impl {
   WeightsPtr weights;
   std::vector<std::int32_t> cu_seqlens, targets;
   std::vector<float> temperatures;
+  std::vector<autograd::ExpertLoad> loads;
   Var h_TH;
   HeadResult head;
   HeadWork work;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "autograd/attention.hpp"
+#include "autograd/experts.hpp"
 #include "nn/activations.hpp"
 #include "nn/parameters.hpp"
 #include "nn/weights.hpp"
@@ -87,6 +88,7 @@ class InferenceModel {
 struct TokenStats {
   std::vector<float> logp_T;
   std::vector<float> entropy_T;
+  std::vector<autograd::ExpertLoad> expert_loads = {};  ///< per layer that is a mixture of experts
 };
 
 /// Forward and backward pass; the loss is outside: the trainer computes it from logp on the host and passes d loss/d logp back.

@@ -17,6 +17,9 @@ ModelConfig make_model_config(const InitModelOptions& o) {
   positive("hidden_size", o.hidden_size);
   positive("intermediate_size", o.intermediate_size);
   positive("num_layers", o.num_layers);
+  positive("num_experts", o.num_experts);
+  positive("num_active_experts", o.num_active_experts);
+  positive("expert_size", o.expert_size);
   positive("num_heads", o.num_heads);
   positive("num_kv_heads", o.num_kv_heads);
   positive("max_position", o.max_position);
@@ -46,7 +49,12 @@ ModelConfig make_model_config(const InitModelOptions& o) {
   if (o.eos_id >= 0) config.eos_ids = {o.eos_id};
   config.torch_dtype = o.dtype == DType::kBF16 ? "bfloat16" : "float32";
   // The family sets its switches as it does for a file that has these keys.
-  const boost::json::object keys{{"head_dim", o.head_dim}, {"attention_bias", o.attention_bias}};
+  const boost::json::object keys{{"head_dim", o.head_dim},
+                                 {"attention_bias", o.attention_bias},
+                                 {"num_experts", o.num_experts},
+                                 {"num_experts_per_tok", o.num_active_experts},
+                                 {"moe_intermediate_size", o.expert_size},
+                                 {"norm_topk_prob", true}};
   family.configure(ConfigReader("init-model", keys), config);
   return config;
 }

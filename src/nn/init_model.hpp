@@ -23,7 +23,10 @@ struct InitModelOptions {
   double rope_theta = 10000.0;
   double rms_norm_eps = 1e-6;
   bool tie_word_embeddings = true;
-  bool attention_bias = false;  ///< llama and qwen3; qwen2 always has its own
+  bool attention_bias = false;          ///< llama and qwen3; qwen2 always has its own
+  std::int64_t num_experts = 8;         ///< of families with experts
+  std::int64_t num_active_experts = 2;  ///< of a token
+  std::int64_t expert_size = 128;       ///< width of an expert's MLP
   float std_dev = 0.02f;
   std::uint64_t seed = 0;
   DType dtype = DType::kBF16;  ///< of the saved weights

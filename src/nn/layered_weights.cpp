@@ -80,11 +80,12 @@ void LayeredWeights::make_places() {
     for (const BlockSpec& spec : table.blocks()) {
       if (!spec.is_matrix() || !section.range.contains(spec.range())) continue;
       const Tensor values = place.values.slice(spec.offset - section.range.begin, spec.shape.num_elements()).reshaped(spec.shape);
-      place.matrices.emplace_back(spec.kind, make_refillable(ctx_, values, bias(spec.kind, first)));
+      place.matrices.push_back({spec.kind, spec.expert, make_refillable(ctx_, values, bias(spec.kind, first))});
     }
   }
   for (std::int64_t layer = 0; layer < num_layers(); ++layer)
-    for (const auto& [kind, matrix] : place_of(layer).matrices) weights_->blocks[table.find(kind, layer)].packed = matrix;
+    for (const Matrix& matrix : place_of(layer).matrices)
+      weights_->blocks[table.find(matrix.kind, layer, matrix.expert)].packed = matrix.weight;
 }
 
 void LayeredWeights::fetch_from(LayerFetch* fetch) {
@@ -119,10 +120,10 @@ void LayeredWeights::enter(std::int64_t layer, std::int64_t next) {
     if (under_way_ < 0) fetch_->start(layer, place.values);
     under_way_ = -1;
     fetch_->join();
-    for (const auto& [kind, matrix] : place.matrices) {
-      const BlockSpec& spec = weights_->table->blocks()[weights_->table->find(kind, layer)];
+    for (const Matrix& matrix : place.matrices) {
+      const BlockSpec& spec = weights_->table->blocks()[weights_->table->find(matrix.kind, layer, matrix.expert)];
       const std::int64_t at = spec.offset - layer_section(layer).range.begin;
-      matrix->refill(ctx_, place.values.slice(at, spec.shape.num_elements()).reshaped(spec.shape), bias(kind, layer));
+      matrix.weight->refill(ctx_, place.values.slice(at, spec.shape.num_elements()).reshaped(spec.shape), bias(matrix.kind, layer));
     }
     place.layer = layer;
   }

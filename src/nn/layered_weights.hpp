@@ -57,10 +57,15 @@ class LayeredWeights final : public LayerSource {
   void for_each_section(const std::function<void(const GradSection&, const Tensor&)>& take);
 
  private:
+  struct Matrix {
+    Block kind;
+    std::int64_t expert;
+    std::shared_ptr<ops::LinearWeight> weight;
+  };
   struct Place {
-    Tensor values;                                                               ///< of a layer
-    std::vector<std::pair<Block, std::shared_ptr<ops::LinearWeight>>> matrices;  ///< made of them
-    std::int64_t layer = -1;                                                     ///< that is there
+    Tensor values;                 ///< of a layer
+    std::vector<Matrix> matrices;  ///< made of them
+    std::int64_t layer = -1;       ///< that is there
   };
   static constexpr std::int64_t kNumPlaces = 2;
   Place& place_of(std::int64_t layer) { return places_[static_cast<std::size_t>(layer % kNumPlaces)]; }

@@ -56,6 +56,13 @@ Projected project_normed(Frame& norm_frame, Frame& frame, const Stream& in, cons
   return out;
 }
 
+/// norm(stream), and the stream as the one sum that was normed.
+Projected norm_stream(Frame& frame, const Stream& in, const NormParameter& norm, TensorView sum_out) {
+  if (!in.delta_TH.is_defined()) return {autograd::rms_norm(frame, in.residual_TH, norm), in.residual_TH};
+  const autograd::NormedSum x = autograd::add_rms_norm(frame, in.delta_TH, in.residual_TH, norm, sum_out);
+  return {x.normed, x.sum};
+}
+
 /// The stream residual + W x: summed at once where the product's pass can do it. `memory.residual_TH` may be the residual.
 Stream project_onto(Frame& frame, const Var& residual, const Var& x, const LinearParameter& w, const LayerMemory& memory,
                     bool is_block_output) {
@@ -92,12 +99,28 @@ NormParameter BoundModel::norm(Block block, std::int64_t layer) const {
   return {weight.view(), gradients != nullptr ? view_or_none(gradients->grad(block, layer)) : TensorView{}, weights.config.rms_norm_eps};
 }
 
-LinearParameter BoundModel::linear(Block block, std::int64_t layer, const ops::LinearWeight& next) const {
-  LinearParameter out{.weight = &weights.matrix(block, layer), .dw = {}, .db = {}, .next = &next, .lora = lora(block, layer)};
+LinearParameter BoundModel::linear(Block block, std::int64_t layer, const ops::LinearWeight* next, std::int64_t expert) const {
+  LinearParameter out{.weight = &weights.matrix(block, layer, expert), .dw = {}, .db = {}, .next = next, .lora = {}};
+  if (expert < 0) out.lora = lora(block, layer);
   if (gradients == nullptr) return out;
-  out.dw = view_or_none(gradients->grad(block, layer));
+  out.dw = view_or_none(gradients->grad(block, layer, expert));
   if (const std::optional<Block> bias = bias_of(block)) out.db = view_or_none(gradients->grad(*bias, layer));
   out.accumulate = !gradients->layer_grads_are_fresh();
+  return out;
+}
+
+autograd::ExpertsParameter BoundModel::experts(std::int64_t layer) const {
+  const ModelConfig& c = weights.config;
+  autograd::ExpertsParameter out{.router = linear(Block::kRouter, layer, nullptr),
+                                 .gate_up = {},
+                                 .down = {},
+                                 .num_active = c.num_active_experts,
+                                 .renormalize = c.norm_topk_prob,
+                                 .load = loads.empty() ? nullptr : &loads[static_cast<std::size_t>(layer)]};
+  for (std::int64_t expert = 0; expert < c.num_experts; ++expert) {
+    out.gate_up.push_back(linear(Block::kGateUp, layer, nullptr, expert));
+    out.down.push_back(linear(Block::kDown, layer, nullptr, expert));
+  }
   return out;
 }
 
@@ -126,7 +149,8 @@ std::shared_ptr<const autograd::LoraParameter> BoundModel::lora(Block block, std
 Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, const Stream& in, const AttentionIndex& index,
                      const LayerMemory& memory) {
   const ModelConfig& c = model.weights.config;
-  const auto weight = [&](Block block) -> const ops::LinearWeight& { return model.weights.matrix(block, i); };
+  const bool is_sparse = c.num_experts > 0;
+  const auto weight = [&](Block block) { return &model.weights.matrix(block, i); };
   const NormParameter q_norm = model.norm(Block::kQNorm, i), k_norm = model.norm(Block::kKNorm, i);
   PartFrames part(frame, memory, q_norm.weight.data != nullptr);
 
@@ -134,12 +158,17 @@ Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, cons
   const Projected qkv = project_normed(part.norm, part.attn_proj, in, model.norm(Block::kInputNorm, i),
                                        model.linear(Block::kQkv, i, weight(Block::kO)), /*has_gate=*/false, /*sum_out=*/{});
   const Var heads = autograd::self_attention(part.heads, qkv.value, attention, index);
-  const Stream attended = project_onto(frame, qkv.sum, heads, model.linear(Block::kO, i, weight(Block::kGateUp)), memory,
-                                       /*is_block_output=*/false);
+  const Stream attended =
+      project_onto(frame, qkv.sum, heads, model.linear(Block::kO, i, weight(is_sparse ? Block::kRouter : Block::kGateUp)), memory,
+                   /*is_block_output=*/false);
 
+  if (is_sparse) {
+    const Projected normed = norm_stream(part.norm, attended, model.norm(Block::kPostNorm, i), memory.residual_TH);
+    return {normed.sum, autograd::experts(part.mlp, normed.value, model.experts(i), memory.delta_TH, /*is_block_output=*/true)};
+  }
   const Projected hidden = project_normed(part.norm, part.mlp, attended, model.norm(Block::kPostNorm, i),
                                           model.linear(Block::kGateUp, i, weight(Block::kDown)), /*has_gate=*/true, memory.residual_TH);
-  const ops::LinearWeight& after = i + 1 == c.num_layers ? model.weights.lm_head() : model.weights.matrix(Block::kQkv, i + 1);
+  const ops::LinearWeight* after = i + 1 == c.num_layers ? &model.weights.lm_head() : &model.weights.matrix(Block::kQkv, i + 1);
   return project_onto(frame, hidden.sum, hidden.value, model.linear(Block::kDown, i, after), memory, /*is_block_output=*/true);
 }
 

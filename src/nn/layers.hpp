@@ -1,6 +1,7 @@
 #pragma once
 
 #include "autograd/attention.hpp"
+#include "autograd/experts.hpp"
 #include "nn/activations.hpp"
 #include "nn/adapter_bank.hpp"
 #include "nn/parameters.hpp"
@@ -33,11 +34,14 @@ struct BoundModel {
   ops::DropoutMask dropout = {};           ///< of adapters in training; each block has masks of its own
   const AdapterBank* bank = nullptr;       ///< in place of `adapters`, by the tiles that lie in device memory
   AdapterTiles tiles = {};
+  std::span<autograd::ExpertLoad> loads = {};  ///< per layer: what a forward pass adds to; empty: nobody wants it
 
   /// One without a weight if the model has no such norm.
   autograd::NormParameter norm(Block block, std::int64_t layer = -1) const;
   /// A matrix with its bias. `next`: see ops::linear.
-  autograd::LinearParameter linear(Block block, std::int64_t layer, const ops::LinearWeight& next) const;
+  autograd::LinearParameter linear(Block block, std::int64_t layer, const ops::LinearWeight* next, std::int64_t expert = -1) const;
+  /// The mixture of experts of a layer.
+  autograd::ExpertsParameter experts(std::int64_t layer) const;
   /// What adapters add to a matrix's product; nullptr if none does.
   std::shared_ptr<const autograd::LoraParameter> lora(Block block, std::int64_t layer) const;
 };

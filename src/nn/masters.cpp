@@ -68,9 +68,9 @@ const Tensor& Masters::all_values() const {
   return values_;
 }
 
-const Tensor& Masters::find(const std::vector<Tensor>& blocks, Block block, std::int64_t layer) const {
+const Tensor& Masters::find(const std::vector<Tensor>& blocks, Block block, std::int64_t layer, std::int64_t expert) const {
   static const Tensor kUndefined;
-  const std::size_t i = table_->find(block, layer);
+  const std::size_t i = table_->find(block, layer, expert);
   return i < blocks.size() ? blocks[i] : kUndefined;
 }
 

@@ -49,7 +49,9 @@ class Masters {
   /// [n] fp32, the memory behind all values. PRL_CHECK: all are held.
   const Tensor& all_values() const;
   /// The fp32 block of a kind; undefined if the model has none, or if it is held in part.
-  const Tensor& value(Block block, std::int64_t layer = -1) const { return find(values_of_blocks_, block, layer); }
+  const Tensor& value(Block block, std::int64_t layer = -1, std::int64_t expert = -1) const {
+    return find(values_of_blocks_, block, layer, expert);
+  }
   /// Normal(0, std) for matrices, ones for norms, zeros for biases; a pure function of (config, seed).
   void init_random(std::uint64_t seed, float std_dev = 0.02f);
 
@@ -57,7 +59,7 @@ class Masters {
   const std::shared_ptr<DeviceRuntime>& runtime() const noexcept { return runtime_; }
   /// One tensor per block of the table, parts of `array`, which lies behind those elements; undefined where they are not all there.
   std::vector<Tensor> cut(const Tensor& array, const ElementRanges& elements) const;
-  const Tensor& find(const std::vector<Tensor>& blocks, Block block, std::int64_t layer) const;
+  const Tensor& find(const std::vector<Tensor>& blocks, Block block, std::int64_t layer, std::int64_t expert) const;
 
  private:
   void cut_values();

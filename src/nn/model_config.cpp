@@ -98,7 +98,7 @@ std::int64_t ModelConfig::num_active_parameters() const {
   const TensorTablePtr table = make_tensor_table(*this);
   std::int64_t sum = table->has_tied_head() ? vocab_size * hidden_size : 0;
   for (const TensorSpec& tensor : table->tensors())
-    if (tensor.is_matrix() && tensor.slot != Slot::kEmbedding) sum += tensor.num_elements();
+    if (tensor.is_matrix() && tensor.slot != Slot::kEmbedding && tensor.expert < num_active_experts) sum += tensor.num_elements();
   return sum;
 }
 

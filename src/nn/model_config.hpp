@@ -16,9 +16,9 @@ struct RopeScaling {
   std::int64_t original_max_position = 8192;
 };
 
-/// A dense decoder as Hugging Face's config.json describes it. Families differ in names and in these switches only.
+/// A decoder as Hugging Face's config.json describes it. Families differ in names and in these switches only.
 struct ModelConfig {
-  std::string model_type;    ///< "llama", "qwen2", "qwen3"; SmolLM2 says "llama"
+  std::string model_type;    ///< "llama", "qwen2", "qwen3", "qwen3_moe"; SmolLM2 says "llama"
   std::string architecture;  ///< "LlamaForCausalLM", ...
   std::int64_t vocab_size = 0, hidden_size = 0, intermediate_size = 0;
   std::int64_t num_layers = 0, num_heads = 0, num_kv_heads = 0, head_dim = 0;
@@ -31,13 +31,20 @@ struct ModelConfig {
   bool attention_out_bias = false;
   bool mlp_bias = false;
   bool qk_norm = false;  ///< RMS norm per head on q and k (Qwen3)
+  // Every layer's MLP is a mixture of experts (Qwen3-MoE); 0 experts: of none.
+  std::int64_t num_experts = 0;
+  std::int64_t num_active_experts = 0;  ///< of a token
+  std::int64_t expert_size = 0;         ///< width of an expert; intermediate_size is without effect then
+  bool norm_topk_prob = false;          ///< the active experts' probabilities are divided by their sum
   std::int32_t bos_id = -1, pad_id = -1;
   std::vector<std::int32_t> eos_ids;
   std::string torch_dtype = "bfloat16";
   std::string raw_json;  ///< config.json as read, kept so that saving changes nothing else
 
   std::int64_t num_parameters() const;
-  /// Matmul weights of one token's forward pass, embeddings excluded, LM head included (spec 8.10).
+  /// Width of all MLPs that one token passes.
+  std::int64_t active_mlp_size() const noexcept { return num_experts > 0 ? num_active_experts * expert_size : intermediate_size; }
+  /// Matmul weights of one token's forward pass, embeddings excluded, LM head included; of experts the active ones (spec 8.10).
   std::int64_t num_active_parameters() const;
   /// Forward + backward FLOPs per trained token at `seq_len`: 6 P + 12 L hidden seq (spec 8.10).
   double flops_per_token(std::int64_t seq_len) const;

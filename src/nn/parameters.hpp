@@ -44,8 +44,8 @@ class Parameters : public Masters {
   /// [n] fp32, the memory behind all gradients, in the masters' order; undefined until ensure_grads(). PRL_CHECK: not divided.
   const Tensor& all_grads() const;
   /// The gradient of the block of a kind; undefined if the model has none, and until ensure_grads().
-  const Tensor& grad(Block block, std::int64_t layer = -1) const {
-    return block == Block::kLmHead && tied_head_grad_.defined() ? tied_head_grad_ : find(grads_of_blocks_, block, layer);
+  const Tensor& grad(Block block, std::int64_t layer = -1, std::int64_t expert = -1) const {
+    return block == Block::kLmHead && tied_head_grad_.defined() ? tied_head_grad_ : find(grads_of_blocks_, block, layer, expert);
   }
   /// The sections of the gradients, and their memory. All layers' gradients lie in the same memory after divide_grads(): those of a section
   /// are there when the hook is called, and until the pass goes on.

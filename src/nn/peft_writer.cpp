@@ -54,7 +54,7 @@ struct FoundPart {
   const ops::LoraPart* part = nullptr;
 };
 FoundPart part_of(const Weights& weights, const TensorSpec& spec) {
-  if (weights.adapter == nullptr || !spec.is_matrix()) return {};
+  if (weights.adapter == nullptr || !spec.is_matrix() || spec.expert >= 0) return {};
   const ops::LoraWeight* weight = weights.adapter->find(spec.block, spec.layer);
   if (weight == nullptr) return {};
   for (const ops::LoraPart& part : weight->parts)
@@ -145,7 +145,7 @@ std::vector<WeightSource> peft_sources(const Weights& weights, const TensorTable
     }
     if (std::ranges::find(trained.tensors(), spec.name, &TensorSpec::name) == trained.tensors().end()) continue;
     auto values = std::make_shared<std::vector<float>>(static_cast<std::size_t>(spec.num_elements()));
-    read_base(weights, spec, weights.table->find(spec.block, spec.layer), 0, *values);
+    read_base(weights, spec, weights.table->find(spec.block, spec.layer, spec.expert), 0, *values);
     sources.push_back(source_of(std::string(kPeftPrefix) + spec.name, spec.shape, values));
   }
   return sources;
@@ -196,7 +196,7 @@ std::vector<WeightSource> merged_sources(const WeightsPtr& weights) {
   PRL_CHECK(weights->layers == nullptr, "weights of which not all layers are there");
   std::vector<WeightSource> sources;
   for (const TensorSpec& spec : weights->table->tensors()) {
-    const std::size_t block = weights->table->find(spec.block, spec.layer);
+    const std::size_t block = weights->table->find(spec.block, spec.layer, spec.expert);
     sources.push_back({spec.name, spec.shape,
                        [weights, spec, block](std::int64_t first, std::span<float> out) {
                          read_base(*weights, spec, block, first, out);

@@ -133,7 +133,7 @@ TEST_P(PretrainedTest, ChecksumSeesEveryTensor) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, PretrainedTest, ::testing::Values("llama", "qwen2", "qwen3"),
+INSTANTIATE_TEST_SUITE_P(Families, PretrainedTest, ::testing::Values("llama", "qwen2", "qwen3", "qwen3_moe"),
                          [](const auto& test) { return test.param; });
 
 TEST(Pretrained, SavingKeepsTheConfigAndTheTokenizer) {

@@ -12,7 +12,10 @@ void check_same_model(const ModelConfig& wanted, const ModelConfig& found, const
   check("model_type", wanted.model_type, found.model_type);
   check("vocab_size", wanted.vocab_size, found.vocab_size);
   check("hidden_size", wanted.hidden_size, found.hidden_size);
-  check("intermediate_size", wanted.intermediate_size, found.intermediate_size);
+  if (wanted.num_experts == 0) check("intermediate_size", wanted.intermediate_size, found.intermediate_size);
+  check("num_experts", wanted.num_experts, found.num_experts);
+  check("num_experts_per_tok", wanted.num_active_experts, found.num_active_experts);
+  check("moe_intermediate_size", wanted.expert_size, found.expert_size);
   check("num_hidden_layers", wanted.num_layers, found.num_layers);
   check("num_attention_heads", wanted.num_heads, found.num_heads);
   check("num_key_value_heads", wanted.num_kv_heads, found.num_kv_heads);

@@ -16,6 +16,8 @@ bool attention_bias(const ModelConfig& c) { return c.attention_bias; }
 bool out_bias(const ModelConfig& c) { return c.attention_out_bias; }
 bool head_norms(const ModelConfig& c) { return c.qk_norm; }
 bool own_head(const ModelConfig& c) { return !c.tie_word_embeddings; }
+bool dense(const ModelConfig& c) { return c.num_experts == 0; }
+bool sparse(const ModelConfig& c) { return c.num_experts > 0; }
 }  // namespace when
 
 namespace shape {
@@ -31,12 +33,16 @@ Shape kv_bias(const ModelConfig& c) { return {kv_width(c)}; }
 Shape hidden_by_q(const ModelConfig& c) { return {c.hidden_size, q_width(c)}; }
 Shape mlp_by_hidden(const ModelConfig& c) { return {c.intermediate_size, c.hidden_size}; }
 Shape hidden_by_mlp(const ModelConfig& c) { return {c.hidden_size, c.intermediate_size}; }
+Shape experts_by_hidden(const ModelConfig& c) { return {c.num_experts, c.hidden_size}; }
+Shape expert_by_hidden(const ModelConfig& c) { return {c.expert_size, c.hidden_size}; }
+Shape hidden_by_expert(const ModelConfig& c) { return {c.hidden_size, c.expert_size}; }
 }  // namespace shape
 
-enum Place { kBefore, kInLayer, kAfter };
+enum Place { kBefore, kInLayer, kInExpert, kAfter };
 constexpr int kReplicated = -1, kRows = 0, kColumns = 1;
 
-/// What a slot is in every family. Names in layers follow "model.layers.N." and "blk.N.".
+/// What a slot is in every family. Names in layers follow "model.layers.N." and "blk.N.", those in experts
+/// "model.layers.N.mlp.experts.E.".
 struct Row {
   Slot slot;
   Block block;
@@ -66,14 +72,19 @@ constexpr std::array kRowsOfTable{
     Row{S::kO, B::kO, kInLayer, "self_attn.o_proj.weight", "attn_output.weight", shape::hidden_by_q, when::always, kColumns},
     Row{S::kOBias, B::kOBias, kInLayer, "self_attn.o_proj.bias", "attn_output.bias", shape::hidden, when::out_bias, kReplicated},
     Row{S::kPostNorm, B::kPostNorm, kInLayer, "post_attention_layernorm.weight", "ffn_norm.weight", shape::hidden, when::always, kReplicated},
-    Row{S::kGate, B::kGateUp, kInLayer, "mlp.gate_proj.weight", "ffn_gate.weight", shape::mlp_by_hidden, when::always, kRows},
-    Row{S::kUp, B::kGateUp, kInLayer, "mlp.up_proj.weight", "ffn_up.weight", shape::mlp_by_hidden, when::always, kRows},
-    Row{S::kDown, B::kDown, kInLayer, "mlp.down_proj.weight", "ffn_down.weight", shape::hidden_by_mlp, when::always, kColumns},
+    Row{S::kGate, B::kGateUp, kInLayer, "mlp.gate_proj.weight", "ffn_gate.weight", shape::mlp_by_hidden, when::dense, kRows},
+    Row{S::kUp, B::kGateUp, kInLayer, "mlp.up_proj.weight", "ffn_up.weight", shape::mlp_by_hidden, when::dense, kRows},
+    Row{S::kDown, B::kDown, kInLayer, "mlp.down_proj.weight", "ffn_down.weight", shape::hidden_by_mlp, when::dense, kColumns},
     Row{S::kFinalNorm, B::kFinalNorm, kAfter, "model.norm.weight", "output_norm.weight", shape::hidden, when::always, kReplicated},
     Row{S::kLmHead, B::kLmHead, kAfter, "lm_head.weight", "output.weight", shape::vocab_by_hidden, when::own_head, kRows},
+    Row{S::kRouter, B::kRouter, kInLayer, "mlp.gate.weight", "ffn_gate_inp.weight", shape::experts_by_hidden, when::sparse, kReplicated},
+    Row{S::kExpertGate, B::kGateUp, kInExpert, "gate_proj.weight", "ffn_gate_exps.weight", shape::expert_by_hidden, when::sparse, kRows},
+    Row{S::kExpertUp, B::kGateUp, kInExpert, "up_proj.weight", "ffn_up_exps.weight", shape::expert_by_hidden, when::sparse, kRows},
+    Row{S::kExpertDown, B::kDown, kInExpert, "down_proj.weight", "ffn_down_exps.weight", shape::hidden_by_expert, when::sparse, kColumns},
 };
 // clang-format on
-static_assert(std::ranges::is_sorted(kRowsOfTable, {}, &Row::slot) && kRowsOfTable.size() == static_cast<std::size_t>(Slot::kLmHead) + 1,
+static_assert(std::ranges::is_sorted(kRowsOfTable, {}, &Row::slot) &&
+                  kRowsOfTable.size() == static_cast<std::size_t>(Slot::kExpertDown) + 1,
               "one row per slot, in order");
 static_assert(kNumBlockKinds == static_cast<std::size_t>(Block::kDownLoraB) + 1);
 
@@ -89,13 +100,14 @@ Shape with_rows(const Shape& shape, std::int64_t num_rows) { return shape.num_di
 
 }  // namespace
 
-std::string checkpoint_name(Slot slot, std::int64_t layer) {
+std::string checkpoint_name(Slot slot, std::int64_t layer, std::int64_t expert) {
   const Row& row = row_of(slot);
+  if (row.place == kInExpert) return fmt::format("model.layers.{}.mlp.experts.{}.{}", layer, expert, row.name);
   return row.place == kInLayer ? fmt::format("model.layers.{}.{}", layer, row.name) : row.name;
 }
 std::string gguf_name(Slot slot, std::int64_t layer) {
   const Row& row = row_of(slot);
-  return row.place == kInLayer ? fmt::format("blk.{}.{}", layer, row.gguf) : row.gguf;
+  return row.place == kInLayer || row.place == kInExpert ? fmt::format("blk.{}.{}", layer, row.gguf) : row.gguf;
 }
 
 std::optional<Block> bias_of(Block matrix) noexcept {
@@ -127,23 +139,27 @@ std::optional<Block> lora_b_of(Slot slot) noexcept {
     default: return std::nullopt;
   }
 }
-bool is_lora(Block block) noexcept { return block > Block::kLmHead; }
+bool is_lora(Block block) noexcept { return block >= Block::kQkvLoraA; }
 bool is_lora_a(Block block) noexcept { return block >= Block::kQkvLoraA && block <= Block::kDownLoraA; }
 
 TensorTablePtr make_tensor_table(const ModelConfig& config) {
   std::vector<TensorSpec> specs;
-  const auto add = [&](Place place, std::int64_t layer) {
+  const auto add = [&](Place place, std::int64_t layer, std::int64_t expert = -1) {
     for (const Row& row : kRowsOfTable)
       if (row.place == place && row.exists(config))
-        specs.push_back({.name = checkpoint_name(row.slot, layer),
+        specs.push_back({.name = checkpoint_name(row.slot, layer, expert),
                          .slot = row.slot,
                          .layer = layer,
+                         .expert = expert,
                          .shape = row.shape(config),
                          .block = row.block,
                          .shard_dim = row.shard_dim});
   };
   add(kBefore, -1);
-  for (std::int64_t layer = 0; layer < config.num_layers; ++layer) add(kInLayer, layer);
+  for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
+    add(kInLayer, layer);
+    for (std::int64_t expert = 0; expert < config.num_experts; ++expert) add(kInExpert, layer, expert);
+  }
   add(kAfter, -1);
   return std::make_shared<const TensorTable>(std::move(specs));
 }

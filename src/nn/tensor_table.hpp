@@ -33,6 +33,11 @@ enum class Slot : std::uint8_t {
   kDown,
   kFinalNorm,
   kLmHead,
+  // Of layers that are mixtures of experts.
+  kRouter,
+  kExpertGate,
+  kExpertUp,
+  kExpertDown,
 };
 
 /// What ops compute with: one tensor, or several that share their columns and lie one below the other, so that one product serves all of
@@ -51,6 +56,7 @@ enum class Block : std::uint8_t {
   kDown,
   kFinalNorm,
   kLmHead,
+  kRouter,  ///< experts have a kGateUp and a kDown each
   // Low-rank adapters: A of the tensors of a block lie together, as their inputs are the same; each tensor has a B of its own.
   kQkvLoraA,
   kOLoraA,
@@ -64,7 +70,7 @@ enum class Block : std::uint8_t {
   kUpLoraB,
   kDownLoraB,
 };
-inline constexpr std::size_t kNumBlockKinds = 24;
+inline constexpr std::size_t kNumBlockKinds = 25;
 
 /// Elements [begin, end) of the array behind all masters, gradients or moments.
 struct ElementRange {
@@ -161,11 +167,13 @@ class TensorTable {
 };
 using TensorTablePtr = std::shared_ptr<const TensorTable>;
 
-/// The table of a dense decoder, in the fixed order embeddings, layers 0.., final norm, head. A tied head is not listed.
+/// The table of a decoder, in the fixed order embeddings, layers 0.., final norm, head; in a layer the experts one by one. A tied head is
+/// not listed.
 TensorTablePtr make_tensor_table(const ModelConfig& config);
 
-/// Name of a tensor in Hugging Face checkpoints, and in GGUF files ("blk.3.attn_q.weight").
-std::string checkpoint_name(Slot slot, std::int64_t layer = -1);
+/// Name of a tensor in Hugging Face checkpoints, and in GGUF files ("blk.3.attn_q.weight"), which hold the experts' as one: gguf_name() is
+/// not for them.
+std::string checkpoint_name(Slot slot, std::int64_t layer = -1, std::int64_t expert = -1);
 std::string gguf_name(Slot slot, std::int64_t layer = -1);
 
 }  // namespace prl::nn

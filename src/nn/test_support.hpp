@@ -104,6 +104,9 @@ inline InitModelOptions small_options(const std::string& family, ModelSize size 
     o.max_position = 512;
     return o;
   }
+  o.num_experts = 6;
+  o.num_active_experts = 2;
+  o.expert_size = 40;
   o.vocab_size = is_wide ? 2500 : 97;
   o.hidden_size = is_wide ? 304 : 64;
   o.intermediate_size = is_wide ? 1000 : 80;

@@ -48,7 +48,7 @@ class Packer {
   }
 
  private:
-  const Tensor& value(const BlockSpec& block) const { return parameters_.value(block.kind, block.layer); }
+  const Tensor& value(const BlockSpec& block) const { return parameters_.value(block.kind, block.layer, block.expert); }
   ops::OpContext& ctx_;
   const Parameters& parameters_;
   DType compute_;
@@ -61,6 +61,9 @@ std::shared_ptr<Weights> start_weights(ops::OpContext& ctx, const ModelConfig& c
                                        PolicyVersion version, const WeightsPtr& previous) {
   if (compute != DType::kF32 && compute != DType::kBF16)
     fail(ErrorCode::kInvalidArgument, "weights compute in float32 or bfloat16, not in {}", to_string(compute));
+  if (config.num_experts > 0 && ctx.runtime->device().kind != DeviceKind::kCpu)
+    fail(ErrorCode::kNotImplemented, "a {} model on {}: mixtures of experts run on CPUs so far (compute.device = \"cpu\")",
+         config.model_type, to_string(ctx.runtime->device()));
   auto weights = std::make_shared<Weights>();
   weights->config = config;
   weights->version = version;
@@ -77,8 +80,8 @@ const Tensor& Weights::vector(Block block, std::int64_t layer) const {
   return i == TensorTable::kNone ? kUndefined : blocks[i].plain;
 }
 
-const ops::LinearWeight& Weights::matrix(Block block, std::int64_t layer) const {
-  const std::size_t i = table->find(block, layer);
+const ops::LinearWeight& Weights::matrix(Block block, std::int64_t layer, std::int64_t expert) const {
+  const std::size_t i = table->find(block, layer, expert);
   PRL_CHECK(i != TensorTable::kNone && blocks[i].packed != nullptr, "a {} model without matrix {} in layer {}", config.model_type,
             static_cast<int>(block), layer);
   return *blocks[i].packed;
@@ -280,14 +283,15 @@ WeightsPtr adapted(ops::OpContext& ctx, const TensorTable& trained, const Weight
   weights->version = version;
   for (std::size_t i = 0; i < weights->blocks.size(); ++i) {  // vectors first: matrices take biases
     const BlockSpec& spec = base->table->blocks()[i];
-    const std::size_t found = trained.find(spec.kind, spec.layer);
+    const std::size_t found = trained.find(spec.kind, spec.layer, spec.expert);
     if (found == TensorTable::kNone || spec.is_matrix()) continue;
     weights->blocks[i].plain = packer.vector(trained.blocks()[found]);
     weights->base_checksum = nullptr;
   }
   for (std::size_t i = 0; i < weights->blocks.size(); ++i) {
-    const std::size_t found = trained.find(base->table->blocks()[i].kind, base->table->blocks()[i].layer);
-    if (found == TensorTable::kNone || !base->table->blocks()[i].is_matrix()) continue;
+    const BlockSpec& of_base = base->table->blocks()[i];
+    const std::size_t found = trained.find(of_base.kind, of_base.layer, of_base.expert);
+    if (found == TensorTable::kNone || !of_base.is_matrix()) continue;
     const BlockSpec& spec = trained.blocks()[found];
     weights->base_checksum = nullptr;
     Weights::PackedBlock& to = weights->blocks[i];

@@ -46,7 +46,7 @@ struct Weights {
 
   /// A norm or bias; undefined if the model has none.
   const Tensor& vector(Block block, std::int64_t layer = -1) const;
-  const ops::LinearWeight& matrix(Block block, std::int64_t layer = -1) const;
+  const ops::LinearWeight& matrix(Block block, std::int64_t layer = -1, std::int64_t expert = -1) const;
   const Tensor& embedding_VH() const { return vector(Block::kEmbedding); }
   const ops::LinearWeight& lm_head() const { return matrix(Block::kLmHead); }
 };

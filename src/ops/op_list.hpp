@@ -1,6 +1,7 @@
 #pragma once
 
 #include "ops/attention.hpp"
+#include "ops/experts.hpp"
 #include "ops/fused.hpp"
 #include "ops/hash.hpp"
 #include "ops/lm_head.hpp"
@@ -43,6 +44,11 @@
   PRL_OP(swiglu)                    \
   PRL_OP(swiglu_backward)           \
   PRL_OP(rope)                      \
+  PRL_OP(route)                     \
+  PRL_OP(route_backward)            \
+  PRL_OP(scale_rows)                \
+  PRL_OP(row_dots)                  \
+  PRL_OP(sum_rows)                  \
   PRL_OP(cast)                      \
   PRL_OP(chunk_squares)             \
   PRL_OP(find_not_finite)           \

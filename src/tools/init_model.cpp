@@ -13,6 +13,7 @@ nn::InitModelOptions sizes_of(const config::InitModelConfig& config) {
   nn::InitModelOptions options;
   switch (config.family) {
     case config::ModelFamily::kQwen3: options.family = "qwen3"; break;
+    case config::ModelFamily::kQwen3Moe: options.family = "qwen3_moe"; break;
     case config::ModelFamily::kQwen2: options.family = "qwen2"; break;
     case config::ModelFamily::kLlama: options.family = "llama"; break;
   }
@@ -23,6 +24,9 @@ nn::InitModelOptions sizes_of(const config::InitModelConfig& config) {
   options.num_heads = config.num_heads;
   options.num_kv_heads = config.num_kv_heads;
   options.head_dim = config.head_dim.value_or(config.hidden_size / config.num_heads);
+  options.num_experts = config.num_experts;
+  options.num_active_experts = config.num_experts_per_tok;
+  options.expert_size = config.moe_intermediate_size;
   options.max_position = config.max_position_embeddings;
   options.rope_theta = config.rope_theta;
   options.rms_norm_eps = config.rms_norm_eps;

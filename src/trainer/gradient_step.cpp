@@ -225,6 +225,26 @@ void GradientStep::restart_schedule(std::int64_t num_done) {
   num_scheduled_ = 0;
 }
 
+namespace {
+
+/// How evenly the experts of each layer are used (spec 2.11). The busiest, as many as a token has, are left out: they take what is padded.
+void add_routing(MetricPool& pool, std::span<const autograd::ExpertLoad> loads, std::int64_t num_active) {
+  for (const autograd::ExpertLoad& load : loads) {
+    std::vector<std::int64_t> tokens = load.tokens_of_expert;
+    std::ranges::sort(tokens, std::ranges::greater());
+    const auto total = std::accumulate(tokens.begin(), tokens.end(), std::int64_t{0});
+    const std::span rest = std::span(tokens).subspan(std::min(static_cast<std::size_t>(num_active), tokens.size()));
+    const auto of_rest = static_cast<double>(std::accumulate(rest.begin(), rest.end(), std::int64_t{0}));
+    if (of_rest > 0) {
+      const double mean = of_rest / static_cast<double>(rest.size());
+      pool.add("max_vio", (static_cast<double>(rest.front()) - mean) / mean);
+    }
+    if (total > 0) pool.add("routing_confidence", load.mass * static_cast<double>(num_active) / static_cast<double>(total));
+  }
+}
+
+}  // namespace
+
 GradientStep::RowResult GradientStep::train_on(const wire::MicroBatch& row, std::size_t index, const LossCounts& counts) {
   RowResult result;
   shard_->exchange.begin_leaf();
@@ -233,6 +253,7 @@ GradientStep::RowResult GradientStep::train_on(const wire::MicroBatch& row, std:
   try {
     const nn::TokenStats stats = policy_.forward(row, make_targets(row));
     has_forward = true;
+    add_routing(result.pool, stats.expert_loads, policy_.config().num_active_experts);
     LossHooks hooks{.custom = options_.loss_function};
     if (exporter_ && shard_->is_first_of_row()) hooks.on_sequence = [this](const SequenceValues& values) { exporter_->add(values); };
     loss = compute_batch_loss(options_.loss, row, stats.logp_T, stats.entropy_T, counts, result.pool, hooks);

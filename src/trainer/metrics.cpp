@@ -11,6 +11,11 @@ constexpr MetricInfo kShared[] = {
     {"optim/lr", "1", "learning rate: after the schedule's step for RL, the one just used for SFT"},
     {"optim/grad_norm", "1", "L2 norm of all gradients before clipping; absent without optim.max_norm"},
     {"optim/zero_grad_ratio", "1", "share of gradient elements that are exactly zero"},
+    {"max_vio", "1",
+     "of mixtures of experts, per layer and row: tokens of the busiest expert over the mean, minus 1; a token's number of experts, the "
+     "busiest, left out",
+     true},
+    {"routing_confidence", "1", "probability that the router gives the experts that a token is sent to, per layer and row", true},
     {"perf/throughput", "tokens/s", "trained tokens per second"},
     {"perf/throughput_per_gpu", "tokens/s", "the same per device"},
     {"perf/mfu", "%", "share of the machine's measured peak that forward and backward reached"},

@@ -49,6 +49,8 @@ void optim_fields(std::string& line, const monitor::Metrics& metrics) {
 
 void put_step_metrics(monitor::Metrics& metrics, const GradientStepResult& result, const DeviceRuntime& runtime) {
   metrics["loss/mean"] = result.loss;
+  for (const char* name : {"max_vio", "routing_confidence"})
+    if (!result.pool.values(name).empty()) metrics[std::string(name) + "/mean"] = result.pool.mean(name);
   if (result.grad_norm) metrics["optim/grad_norm"] = *result.grad_norm;
   if (result.zero_grad_ratio) metrics["optim/zero_grad_ratio"] = *result.zero_grad_ratio;
   metrics["perf/peak_memory"] = static_cast<double>(runtime.peak_bytes()) / kGiB;

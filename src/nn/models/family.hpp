@@ -33,5 +33,6 @@ void refuse_sliding_window(const ConfigReader& reader, bool window_in_use);
 extern const Family kLlamaFamily;
 extern const Family kQwen2Family;
 extern const Family kQwen3Family;
+extern const Family kQwen3MoeFamily;
 
 }  // namespace prl::nn

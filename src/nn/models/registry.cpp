@@ -6,7 +6,7 @@
 
 namespace prl::nn {
 namespace {
-const std::array<const Family*, 3> kFamilies{&kLlamaFamily, &kQwen2Family, &kQwen3Family};
+const std::array<const Family*, 4> kFamilies{&kLlamaFamily, &kQwen2Family, &kQwen3Family, &kQwen3MoeFamily};
 }  // namespace
 
 std::span<const Family* const> families() noexcept { return kFamilies; }

@@ -154,6 +154,8 @@ struct Kernels {
   void (*cast)(void* out, DType out_dtype, const void* x, DType x_dtype, std::int64_t n) = nullptr;
   /// acc[n] += x[n].
   void (*accumulate)(float* acc, const void* x, std::int64_t n, DType) = nullptr;
+  void (*scale_row)(void* out, const void* x, float factor, std::int64_t n, DType) = nullptr;
+  float (*dot_row)(const void* a, const void* b, std::int64_t n, DType) = nullptr;
   /// out[n] (+)= c[n] + bias[n], rounded to the dtype; bias may be null.
   void (*store_row)(void* out, const float* c, const float* bias, std::int64_t n, bool accumulate, DType) = nullptr;
   float (*sum_squares)(const float* x, std::int64_t n) = nullptr;

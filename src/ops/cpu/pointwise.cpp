@@ -6,19 +6,13 @@
 #include "ops/cpu/bodies.hpp"
 #include "ops/cpu/gemm.hpp"
 #include "ops/cpu/parallel.hpp"
+#include "ops/cpu/row_access.hpp"
 #include "ops/cpu/table.hpp"
 
 namespace prl::ops::cpu {
 namespace {
 
 std::int64_t bytes_of(DType t) { return static_cast<std::int64_t>(size_of(t)); }
-char* row(const TensorView& v, std::int64_t r, std::int64_t col = 0) {
-  return static_cast<char*>(v.data) + (r * v.row_stride + col) * bytes_of(v.dtype);
-}
-const char* row(const ConstTensorView& v, std::int64_t r, std::int64_t col = 0) {
-  return static_cast<const char*>(v.data) + (r * v.row_stride + col) * bytes_of(v.dtype);
-}
-
 void check_id(const char* op, std::int64_t t, std::int32_t id, std::int64_t limit) {
   if (id < 0 || id >= limit) fail(ErrorCode::kInvalidArgument, "[{}] entry {} is {}, wanted 0 to {}", op, t, id, limit - 1);
 }
@@ -75,7 +69,7 @@ void embedding(OpContext& ctx, TensorView out_TH, ConstTensorView table_VH, cons
   for (std::int64_t t = 0; t < T; ++t) check_id("embedding", t, id_of(t), V);
   parallel_rows(ctx, T, H, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t)
-      __builtin_memcpy(row(out_TH, t), row(table_VH, id_of(t)), static_cast<std::size_t>(H * bytes_of(out_TH.dtype)));
+      __builtin_memcpy(row_bytes(out_TH, t), row_bytes(table_VH, id_of(t)), static_cast<std::size_t>(H * bytes_of(out_TH.dtype)));
   });
 }
 
@@ -89,7 +83,7 @@ void embedding_backward(OpContext& ctx, TensorView dtable_VH, ConstTensorView do
   parallel(ctx, (H + kCols - 1) / kCols, [&](std::int64_t i) {
     const std::int64_t col = i * kCols, cols = std::min(kCols, H - col);
     for (std::int64_t t = 0; t < T; ++t)
-      k.accumulate(reinterpret_cast<float*>(row(dtable_VH, ids[t], col)), row(dout_TH, t, col), cols, dout_TH.dtype);
+      k.accumulate(reinterpret_cast<float*>(row_bytes(dtable_VH, ids[t], col)), row_bytes(dout_TH, t, col), cols, dout_TH.dtype);
   });
 }
 
@@ -97,7 +91,7 @@ void rms_norm(OpContext& ctx, TensorView y_RC, ConstTensorView x_RC, ConstTensor
   const std::int64_t C = x_RC.shape.num_cols();
   const Kernels& k = kernels(ctx);
   parallel_rows(ctx, x_RC.shape.num_rows(), C, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t r = begin; r < end; ++r) k.rms_norm(row(y_RC, r), row(x_RC, r), w_C.as<float>(), C, eps, x_RC.dtype);
+    for (std::int64_t r = begin; r < end; ++r) k.rms_norm(row_bytes(y_RC, r), row_bytes(x_RC, r), w_C.as<float>(), C, eps, x_RC.dtype);
   });
 }
 
@@ -107,8 +101,8 @@ void add_rms_norm(OpContext& ctx, TensorView y_RC, TensorView sum_RC, ConstTenso
   const Kernels& k = kernels(ctx);
   parallel_rows(ctx, x_RC.shape.num_rows(), C, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
-      k.add(row(sum_RC, r), row(x_RC, r), row(residual_RC, r), C, x_RC.dtype);
-      k.rms_norm(row(y_RC, r), row(sum_RC, r), w_C.as<float>(), C, eps, x_RC.dtype);
+      k.add(row_bytes(sum_RC, r), row_bytes(x_RC, r), row_bytes(residual_RC, r), C, x_RC.dtype);
+      k.rms_norm(row_bytes(y_RC, r), row_bytes(sum_RC, r), w_C.as<float>(), C, eps, x_RC.dtype);
     }
   });
 }
@@ -124,7 +118,8 @@ void rms_norm_backward(OpContext& ctx, TensorView dx_RC, TensorView dw_C, ConstT
     float* dw = partial + b * stride;
     std::fill(dw, dw + C, 0.0f);
     for (std::int64_t r = b * kRows; r < std::min(R, (b + 1) * kRows); ++r)
-      k.rms_norm_backward(row(dx_RC, r), dw, row(dy_RC, r), row(x_RC, r), w_C.as<float>(), C, eps, accumulate, x_RC.dtype);
+      k.rms_norm_backward(row_bytes(dx_RC, r), dw, row_bytes(dy_RC, r), row_bytes(x_RC, r), w_C.as<float>(), C, eps, accumulate,
+                          x_RC.dtype);
   });
   for (std::int64_t b = 0; b < blocks; ++b) k.accumulate(dw_C.as<float>(), partial + b * stride, C, DType::kF32);
 }
@@ -168,7 +163,7 @@ void add(OpContext& ctx, TensorView out, ConstTensorView a, ConstTensorView b) {
   const std::int64_t C = out.shape.num_cols();
   const Kernels& k = kernels(ctx);
   parallel_rows(ctx, out.shape.num_rows(), C, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t r = begin; r < end; ++r) k.add(row(out, r), row(a, r), row(b, r), C, out.dtype);
+    for (std::int64_t r = begin; r < end; ++r) k.add(row_bytes(out, r), row_bytes(a, r), row_bytes(b, r), C, out.dtype);
   });
 }
 
@@ -176,7 +171,8 @@ void swiglu(OpContext& ctx, TensorView out_TF, ConstTensorView gate_up_T2F) {
   const std::int64_t F = out_TF.shape.num_cols();
   const Kernels& k = kernels(ctx);
   parallel_rows(ctx, out_TF.shape.num_rows(), 8 * F, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t t = begin; t < end; ++t) k.swiglu(row(out_TF, t), row(gate_up_T2F, t), row(gate_up_T2F, t, F), F, out_TF.dtype);
+    for (std::int64_t t = begin; t < end; ++t)
+      k.swiglu(row_bytes(out_TF, t), row_bytes(gate_up_T2F, t), row_bytes(gate_up_T2F, t, F), F, out_TF.dtype);
   });
 }
 
@@ -185,8 +181,8 @@ void swiglu_backward(OpContext& ctx, TensorView dgate_up_T2F, ConstTensorView do
   const Kernels& k = kernels(ctx);
   parallel_rows(ctx, dout_TF.shape.num_rows(), 8 * F, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t)
-      k.swiglu_backward(row(dgate_up_T2F, t), row(dgate_up_T2F, t, F), row(dout_TF, t), row(gate_up_T2F, t), row(gate_up_T2F, t, F), F,
-                        dout_TF.dtype);
+      k.swiglu_backward(row_bytes(dgate_up_T2F, t), row_bytes(dgate_up_T2F, t, F), row_bytes(dout_TF, t), row_bytes(gate_up_T2F, t),
+                        row_bytes(gate_up_T2F, t, F), F, dout_TF.dtype);
   });
 }
 

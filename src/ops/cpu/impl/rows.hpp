@@ -98,6 +98,19 @@ void accumulate_t(float* acc, const T* x, std::int64_t n) {
 }
 
 template <typename T>
+void scale_row_t(T* out, const T* x, float factor, std::int64_t n) {
+  const Vec f = set1(factor);
+  for_vectors(n, [&](std::int64_t i, int l) { put(out + i, get(x + i, l) * f, l); });
+}
+
+template <typename T>
+float dot_row_t(const T* a, const T* b, std::int64_t n) {
+  Vec sum = zero();
+  for_vectors(n, [&](std::int64_t i, int l) { sum = fma(get(a + i, l), get(b + i, l), sum); });
+  return reduce_add(sum);
+}
+
+template <typename T>
 void store_row_t(T* out, const float* c, const float* bias, std::int64_t n, bool accumulate) {
   for_vectors(n, [&](std::int64_t i, int l) {
     Vec a = get(c + i, l);
@@ -149,6 +162,12 @@ void cast(void* out, DType to, const void* x, DType from, std::int64_t n) {
 }
 void accumulate(float* acc, const void* x, std::int64_t n, DType t) {
   PRL_BY_DTYPE(t, accumulate_t(acc, f32(x), n), accumulate_t(acc, bf16(x), n))
+}
+void scale_row(void* out, const void* x, float factor, std::int64_t n, DType t) {
+  PRL_BY_DTYPE(t, scale_row_t(f32(out), f32(x), factor, n), scale_row_t(bf16(out), bf16(x), factor, n))
+}
+float dot_row(const void* a, const void* b, std::int64_t n, DType t) {
+  return t == DType::kBF16 ? dot_row_t(bf16(a), bf16(b), n) : dot_row_t(f32(a), f32(b), n);
 }
 void store_row(void* out, const float* c, const float* bias, std::int64_t n, bool acc, DType t) {
   PRL_BY_DTYPE(t, store_row_t(f32(out), c, bias, n, acc), store_row_t(bf16(out), c, bias, n, acc))

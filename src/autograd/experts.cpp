@@ -1,0 +1,222 @@
+#include "autograd/experts.hpp"
+
+#include <algorithm>
+#include <memory>
+
+#include "autograd/token_blocks.hpp"
+#include "base/error.hpp"
+#include "ops/experts.hpp"
+
+// Legend: T tokens, H hidden, E experts, K experts of a token, M = T * K rows of experts, F width of an expert.
+
+namespace prl::autograd {
+namespace {
+
+/// Where the tokens' rows lie when each expert has its own together: by expert, then by token.
+struct Placement {
+  std::vector<std::int64_t> begin_of;      ///< [E + 1], rows of M
+  std::vector<std::int32_t> token_of_row;  ///< [M]
+  // On the device:
+  TensorView weights_TK, logits_TE, ids_TK;
+  TensorView token_M, slot_TK;  ///< int32: the token of a row; the row of a token's k-th expert
+  TensorView weight_M;          ///< fp32
+  std::int64_t rows_of(std::size_t expert) const { return begin_of[expert + 1] - begin_of[expert]; }
+};
+
+/// As a table of one column, to gather numbers with.
+TensorView column(TensorView numbers) { return numbers.reshaped({numbers.shape.num_elements(), 1}); }
+TensorView flat(TensorView view) { return view.reshaped({view.shape.num_elements()}); }
+
+TensorView upload(Frame& frame, std::span<const std::int32_t> values, Shape shape) {
+  const TensorView view = frame.keep(shape, DType::kI32);
+  frame.ctx.runtime->copy_from_host(view.data, values.data(), values.size_bytes());
+  return view;
+}
+
+/// Sorts rows by expert; tokens of one expert stay in order.
+std::vector<std::int32_t> place_rows(Placement& placement, std::span<const std::int32_t> ids, std::int64_t num_experts, std::int64_t K) {
+  placement.begin_of.assign(static_cast<std::size_t>(num_experts) + 1, 0);
+  for (const std::int32_t id : ids) {
+    PRL_CHECK(id >= 0 && id < num_experts, "expert {} of {}", id, num_experts);
+    ++placement.begin_of[static_cast<std::size_t>(id) + 1];
+  }
+  for (std::size_t e = 1; e < placement.begin_of.size(); ++e) placement.begin_of[e] += placement.begin_of[e - 1];
+  std::vector<std::int64_t> next(placement.begin_of.begin(), placement.begin_of.end() - 1);
+  std::vector<std::int32_t> slots(ids.size());
+  placement.token_of_row.resize(ids.size());
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    const std::int64_t row = next[static_cast<std::size_t>(ids[i])]++;
+    slots[i] = static_cast<std::int32_t>(row);
+    placement.token_of_row[static_cast<std::size_t>(row)] = static_cast<std::int32_t>(static_cast<std::int64_t>(i) / K);
+  }
+  return slots;
+}
+
+std::shared_ptr<const Placement> place(Frame& frame, const Var& x_TH, const ExpertsParameter& p) {
+  ops::OpContext& ctx = frame.ctx;
+  const std::int64_t T = x_TH.value.shape.num_rows(), E = p.router.weight->num_outputs(), K = p.num_active;
+  auto placement = std::make_shared<Placement>();
+  placement->logits_TE = frame.keep({T, E}, DType::kF32);
+  placement->ids_TK = frame.keep({T, K}, DType::kI32);
+  placement->weights_TK = frame.keep({T, K}, DType::kF32);
+  const TensorView mass_T = frame.keep({T}, DType::kF32);
+  ops::linear(ctx, placement->logits_TE, x_TH.value, *p.router.weight);
+  ops::route(ctx, placement->ids_TK, placement->weights_TK, mass_T, placement->logits_TE, p.renormalize);
+
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(T * K));
+  ctx.runtime->copy_to_host(ids.data(), placement->ids_TK.data, ids.size() * sizeof(std::int32_t));
+  const std::vector<std::int32_t> slots = place_rows(*placement, ids, E, K);
+  placement->token_M = upload(frame, placement->token_of_row, {T * K});
+  placement->slot_TK = upload(frame, slots, {T, K});
+  std::vector<std::int32_t> pairs(ids.size());
+  for (std::size_t i = 0; i < slots.size(); ++i) pairs[static_cast<std::size_t>(slots[i])] = static_cast<std::int32_t>(i);
+  placement->weight_M = frame.keep({T * K}, DType::kF32);
+  ops::embedding(ctx, column(placement->weight_M), column(placement->weights_TK), upload(frame, pairs, {T * K}));
+
+  if (p.load != nullptr && !frame.is_recompute) {
+    p.load->tokens_of_expert.resize(static_cast<std::size_t>(E));
+    for (std::size_t e = 0; e < static_cast<std::size_t>(E); ++e) p.load->tokens_of_expert[e] += placement->rows_of(e);
+    std::vector<float> mass(static_cast<std::size_t>(T));
+    ctx.runtime->copy_to_host(mass.data(), mass_T.data, mass.size() * sizeof(float));
+    for (const float of_token : mass) p.load->mass += static_cast<double>(of_token);
+  }
+  return placement;
+}
+
+/// y = x W^T, expert by expert.
+void run_products(ops::OpContext& ctx, TensorView y_M, ConstTensorView x_M, std::span<const LinearParameter> of_experts,
+                  const Placement& placement) {
+  for (std::size_t e = 0; e < of_experts.size(); ++e)
+    if (const std::int64_t count = placement.rows_of(e); count > 0)
+      ops::linear(ctx, y_M.rows(placement.begin_of[e], count), x_M.rows(placement.begin_of[e], count), *of_experts[e].weight);
+}
+void run_input_gradients(ops::OpContext& ctx, TensorView dx_M, ConstTensorView dy_M, std::span<const LinearParameter> of_experts,
+                         const Placement& placement) {
+  for (std::size_t e = 0; e < of_experts.size(); ++e)
+    if (const std::int64_t count = placement.rows_of(e); count > 0)
+      ops::linear_backward_input(ctx, dx_M.rows(placement.begin_of[e], count), dy_M.rows(placement.begin_of[e], count),
+                                 *of_experts[e].weight, false);
+}
+
+/// Rows [begin, begin + count) of M into one expert's gradient, which is 0 without rows.
+void form_weight_gradient(ops::OpContext& ctx, TensorView dw, ConstTensorView dy_M, ConstTensorView x_M, std::int64_t begin,
+                          std::int64_t count, bool accumulate) {
+  if (count > 0)
+    ops::linear_backward_weight(ctx, dw, {}, dy_M.rows(begin, count), x_M.rows(begin, count), accumulate);
+  else if (!accumulate)
+    ctx.runtime->zero(dw.data, static_cast<std::size_t>(dw.shape.num_elements()) * sizeof(float));
+}
+
+void run_weight_gradients(ops::OpContext& ctx, Tape& tape, ConstTensorView dy_M, ConstTensorView x_M,
+                          std::span<const LinearParameter> of_experts, const Placement& placement, std::int64_t num_tokens) {
+  for (std::size_t e = 0; e < of_experts.size(); ++e) {
+    const LinearParameter& p = of_experts[e];
+    if (p.dw.data == nullptr) continue;
+    const std::int64_t begin = placement.begin_of[e];
+    if (tape.num_token_blocks() == 1) {
+      form_weight_gradient(ctx, p.dw, dy_M, x_M, begin, placement.rows_of(e), p.accumulate);
+      continue;
+    }
+    const std::span<const std::int32_t> tokens =
+        std::span(placement.token_of_row).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(placement.rows_of(e)));
+    sum_over_blocks(ctx, tape.arena(), {.outs = std::span(&p.dw, 1), .accumulate = p.accumulate, .can_overwrite = true}, num_tokens,
+                    tape.num_token_blocks(),
+                    [&](std::int64_t first_token, std::int64_t num, std::span<const TensorView> to, bool accumulate) {
+                      const auto first = std::ranges::lower_bound(tokens, first_token) - tokens.begin();
+                      const auto end = std::ranges::lower_bound(tokens, first_token + num) - tokens.begin();
+                      form_weight_gradient(ctx, to[0], dy_M, x_M, begin + first, end - first, accumulate);
+                    });
+  }
+}
+
+/// Gradients of the router, and what reaches x through it.
+void router_backward(ops::OpContext& ctx, Tape& tape, const Var& x_TH, const ExpertsParameter& p, const Placement& placement,
+                     ConstTensorView dweights_TK, TensorView dx) {
+  const TensorView dlogits_TE = tape.arena().take(placement.logits_TE.shape, x_TH.value.dtype);
+  ops::route_backward(ctx, dlogits_TE, dweights_TK, placement.logits_TE, placement.ids_TK, placement.weights_TK, p.renormalize);
+  if (p.router.dw.data != nullptr) {
+    sum_over_blocks(ctx, tape.arena(), {.outs = std::span(&p.router.dw, 1), .accumulate = p.router.accumulate, .can_overwrite = true},
+                    x_TH.value.shape.num_rows(), tape.num_token_blocks(),
+                    [&](std::int64_t begin, std::int64_t count, std::span<const TensorView> to, bool accumulate) {
+                      ops::linear_backward_weight(ctx, to[0], {}, dlogits_TE.rows(begin, count), x_TH.value.rows(begin, count), accumulate);
+                    });
+  }
+  if (dx.data != nullptr) ops::linear_backward_input(ctx, dx, dlogits_TE, *p.router.weight, true);
+}
+
+void experts_backward(ops::OpContext& ctx, Tape& tape, const Var& x_TH, ConstTensorView dy_TH, ConstTensorView gate_up_M2F,
+                      const ExpertsParameter& p, const Placement& placement) {
+  const std::int64_t M = gate_up_M2F.shape.num_rows(), F = gate_up_M2F.shape.num_cols() / 2, T = x_TH.value.shape.num_rows();
+  const std::int64_t H = x_TH.value.shape.num_cols();
+  const DType dtype = x_TH.value.dtype;
+  const Tape::Target dx = x_TH.id >= 0 ? tape.target(x_TH) : Tape::Target{};
+  Arena& arena = tape.arena();
+  const Arena::Mark mark = arena.mark();
+  const TensorView hidden_MF = arena.take({M, F}, dtype), dscaled_MF = arena.take({M, F}, dtype), rows_MH = arena.take({M, H}, dtype);
+  const TensorView dgate_up_M2F = arena.take({M, 2 * F}, dtype);
+  ops::swiglu(ctx, hidden_MF, gate_up_M2F);
+  ops::embedding(ctx, rows_MH, dy_TH, placement.token_M);
+  {
+    const TensorView scaled_MF = dgate_up_M2F.reshaped({2 * M, F}).rows(0, M);  // before its own values come
+    ops::scale_rows(ctx, scaled_MF, hidden_MF, placement.weight_M);
+    run_weight_gradients(ctx, tape, rows_MH, scaled_MF, p.down, placement, T);
+  }
+  run_input_gradients(ctx, dscaled_MF, rows_MH, p.down, placement);
+  const TensorView dweight_M = arena.take({M}, DType::kF32), dweights_TK = arena.take(placement.weights_TK.shape, DType::kF32);
+  ops::row_dots(ctx, dweight_M, dscaled_MF, hidden_MF);
+  ops::embedding(ctx, column(dweights_TK), column(dweight_M), flat(placement.slot_TK));
+  ops::scale_rows(ctx, dscaled_MF, dscaled_MF, placement.weight_M);
+  ops::swiglu_backward(ctx, dgate_up_M2F, dscaled_MF, gate_up_M2F);
+  ops::embedding(ctx, rows_MH, x_TH.value, placement.token_M);
+  run_weight_gradients(ctx, tape, dgate_up_M2F, rows_MH, p.gate_up, placement, T);
+  if (dx.view.data != nullptr) {
+    run_input_gradients(ctx, rows_MH, dgate_up_M2F, p.gate_up, placement);
+    ops::sum_rows(ctx, dx.view, rows_MH, placement.slot_TK, dx.accumulate);
+  }
+  router_backward(ctx, tape, x_TH, p, placement, dweights_TK, dx.view);
+  arena.release(mark);
+}
+
+}  // namespace
+
+Var experts(Frame& frame, const Var& x_TH, const ExpertsParameter& p, TensorView out, bool is_block_output) {
+  const std::int64_t T = x_TH.value.shape.num_rows(), H = x_TH.value.shape.num_cols(), M = T * p.num_active;
+  const std::int64_t F = p.down.front().weight->num_inputs();
+  const DType dtype = x_TH.value.dtype;
+  ops::OpContext& ctx = frame.ctx;
+  const Var y = frame.variable(out.data != nullptr ? out : frame.keep({T, H}, dtype));
+  const std::shared_ptr<const Placement> placement = place(frame, x_TH, p);
+  const TensorView gate_up_M2F = frame.take({M, 2 * F}, dtype);
+  // Scratch memory lies where that of the backward pass does: not among what a layer saves.
+  Arena& scratch = frame.tape != nullptr ? frame.tape->arena() : frame.arena;
+  const Arena::Mark mark = scratch.mark();
+  const TensorView rows_MH = scratch.take({M, H}, dtype);
+  const auto run_gate_up = [ctx = &ctx, x = x_TH.value, gate_up_M2F, p, placement](TensorView rows) {
+    ops::embedding(*ctx, rows, x, placement->token_M);
+    run_products(*ctx, gate_up_M2F, rows, p.gate_up, *placement);
+  };
+  run_gate_up(rows_MH);
+  if (frame.remake != nullptr) {
+    frame.remake->add([run_gate_up, &scratch, shape = rows_MH.shape, dtype] {
+      const Arena::Mark before = scratch.mark();
+      run_gate_up(scratch.take(shape, dtype));
+      scratch.release(before);
+    });
+  }
+  if (!(is_block_output && frame.is_recompute)) {
+    const TensorView hidden_MF = scratch.take({M, F}, dtype);
+    ops::swiglu(ctx, hidden_MF, gate_up_M2F);
+    ops::scale_rows(ctx, hidden_MF, hidden_MF, placement->weight_M);
+    run_products(ctx, rows_MH, hidden_MF, p.down, *placement);
+    ops::sum_rows(ctx, y.value, rows_MH, placement->slot_TK, false);
+  }
+  scratch.release(mark);
+  if (frame.tape != nullptr) {
+    frame.tape->record([tape = frame.tape, ctx = &ctx, x_TH, y, gate_up_M2F, p, placement] {
+      if (const TensorView dy = tape->grad(y); dy.data != nullptr) experts_backward(*ctx, *tape, x_TH, dy, gate_up_M2F, p, *placement);
+    });
+  }
+  return y;
+}
+
+}  // namespace prl::autograd

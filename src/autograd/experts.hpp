@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "autograd/functions.hpp"
+
+namespace prl::autograd {
+
+/// How a router has spread tokens over the experts of a layer.
+struct ExpertLoad {
+  std::vector<std::int64_t> tokens_of_expert;
+  double mass = 0;  ///< sum over tokens of the probability that their experts have
+};
+
+/// A mixture of experts with its gradients.
+struct ExpertsParameter {
+  LinearParameter router;                      ///< [E, H]
+  std::vector<LinearParameter> gate_up, down;  ///< of each expert [2F, H], [H, F]; without biases and adapters
+  std::int64_t num_active = 0;                 ///< K: experts of a token
+  bool renormalize = false;                    ///< their weights have the sum 1
+  ExpertLoad* load = nullptr;                  ///< what a forward pass adds to; nullptr: nobody wants it
+};
+
+/// Per token the sum over its K experts of weight * down(silu(gate x) * up x). A token's row depends on that row and the weights alone, on
+/// which experts other tokens have neither: experts have their rows together, and each product is batch-invariant. The weight multiplies
+/// what goes into `down`, so that its gradient needs no output of an expert.
+///
+/// Saves the routing and what silu reads, [T * K, 2F]; a recomputing frame saves the routing alone. Waits for the device once, for the
+/// experts of the tokens. `out`, `is_block_output`: as linear().
+Var experts(Frame& frame, const Var& x_TH, const ExpertsParameter& p, TensorView out = {}, bool is_block_output = false);
+
+}  // namespace prl::autograd

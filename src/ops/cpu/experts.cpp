@@ -1,0 +1,120 @@
+#include "ops/experts.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "ops/cpu/bodies.hpp"
+#include "ops/cpu/parallel.hpp"
+#include "ops/cpu/row_access.hpp"
+#include "ops/cpu/table.hpp"
+
+namespace prl::ops::cpu {
+namespace {
+
+using Chosen = std::array<std::int32_t, kMaxActiveExperts>;
+
+/// The `k` greatest, greatest first; a later one passes only those that are less.
+void choose(Chosen& chosen, const float* logits, std::int64_t num_experts, std::int64_t k) {
+  std::int64_t count = 0;
+  for (std::int64_t e = 0; e < num_experts; ++e) {
+    std::int64_t at = count;
+    while (at > 0 && logits[e] > logits[chosen[static_cast<std::size_t>(at - 1)]]) --at;
+    if (at >= k) continue;
+    count = std::min(count + 1, k);
+    for (std::int64_t i = count - 1; i > at; --i) chosen[static_cast<std::size_t>(i)] = chosen[static_cast<std::size_t>(i - 1)];
+    chosen[static_cast<std::size_t>(at)] = static_cast<std::int32_t>(e);
+  }
+}
+
+float sum_of_exponentials(const float* logits, std::int64_t num_experts, float most) {
+  float sum = 0.0f;
+  for (std::int64_t e = 0; e < num_experts; ++e) sum += std::exp(logits[e] - most);
+  return sum;
+}
+
+}  // namespace
+
+void route(OpContext& ctx, TensorView ids_TK, TensorView weights_TK, TensorView mass_T, ConstTensorView logits_TE, bool renormalize) {
+  const std::int64_t T = logits_TE.shape.num_rows(), E = logits_TE.shape.num_cols(), K = ids_TK.shape.num_cols();
+  parallel_rows(ctx, T, 4 * E, [&](std::int64_t begin, std::int64_t end) {
+    Chosen chosen{};
+    for (std::int64_t t = begin; t < end; ++t) {
+      const float* logits = row_of<float>(logits_TE, t);
+      choose(chosen, logits, E, K);
+      const float most = logits[chosen[0]], all = sum_of_exponentials(logits, E, most);
+      float of_chosen = 0.0f;
+      for (std::int64_t k = 0; k < K; ++k) of_chosen += std::exp(logits[chosen[static_cast<std::size_t>(k)]] - most);
+      mass_T.as<float>()[t] = of_chosen / all;
+      for (std::int64_t k = 0; k < K; ++k) {
+        const std::int32_t e = chosen[static_cast<std::size_t>(k)];
+        row_of<std::int32_t>(ids_TK, t)[k] = e;
+        row_of<float>(weights_TK, t)[k] = std::exp(logits[e] - most) / (renormalize ? of_chosen : all);
+      }
+    }
+  });
+}
+
+void route_backward(OpContext& ctx, TensorView dlogits_TE, ConstTensorView dweights_TK, ConstTensorView logits_TE, ConstTensorView ids_TK,
+                    ConstTensorView weights_TK, bool renormalize) {
+  const std::int64_t T = logits_TE.shape.num_rows(), E = logits_TE.shape.num_cols(), K = ids_TK.shape.num_cols();
+  const Kernels& kernels_of_cpu = kernels(ctx);
+  parallel_rows(ctx, T, 4 * E, [&](std::int64_t begin, std::int64_t end) {
+    std::array<float, kMaxExperts> d{};
+    for (std::int64_t t = begin; t < end; ++t) {
+      const float* logits = row_of<float>(logits_TE, t);
+      const std::int32_t* ids = row_of<std::int32_t>(ids_TK, t);
+      const float *w = row_of<float>(weights_TK, t), *dw = row_of<float>(dweights_TK, t);
+      float mean = 0.0f;
+      for (std::int64_t k = 0; k < K; ++k) mean += w[k] * dw[k];
+      if (renormalize) {
+        std::fill_n(d.begin(), E, 0.0f);
+      } else {
+        const float most = logits[ids[0]], sum = sum_of_exponentials(logits, E, most);
+        for (std::int64_t e = 0; e < E; ++e) d[static_cast<std::size_t>(e)] = -mean * (std::exp(logits[e] - most) / sum);
+      }
+      for (std::int64_t k = 0; k < K; ++k) d[static_cast<std::size_t>(ids[k])] = w[k] * (dw[k] - mean);
+      kernels_of_cpu.cast(row_bytes(dlogits_TE, t), dlogits_TE.dtype, d.data(), DType::kF32, E);
+    }
+  });
+}
+
+void scale_rows(OpContext& ctx, TensorView out_RC, ConstTensorView x_RC, ConstTensorView factors_R) {
+  const std::int64_t C = x_RC.shape.num_cols();
+  const Kernels& k = kernels(ctx);
+  parallel_rows(ctx, x_RC.shape.num_rows(), C, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r)
+      k.scale_row(row_bytes(out_RC, r), row_bytes(x_RC, r), factors_R.as<float>()[r], C, x_RC.dtype);
+  });
+}
+
+void row_dots(OpContext& ctx, TensorView out_R, ConstTensorView a_RC, ConstTensorView b_RC) {
+  const std::int64_t C = a_RC.shape.num_cols();
+  const Kernels& k = kernels(ctx);
+  parallel_rows(ctx, a_RC.shape.num_rows(), C, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) out_R.as<float>()[r] = k.dot_row(row_bytes(a_RC, r), row_bytes(b_RC, r), C, a_RC.dtype);
+  });
+}
+
+void sum_rows(OpContext& ctx, TensorView out_TC, ConstTensorView x_RC, ConstTensorView rows_TK, bool accumulate) {
+  constexpr std::int64_t kCols = 512;
+  const std::int64_t T = out_TC.shape.num_rows(), C = out_TC.shape.num_cols(), K = rows_TK.shape.num_cols(), R = x_RC.shape.num_rows();
+  for (std::int64_t t = 0; t < T; ++t)
+    for (std::int64_t k = 0; k < K; ++k)
+      if (const std::int32_t r = row_of<std::int32_t>(rows_TK, t)[k]; r < 0 || r >= R)
+        fail(ErrorCode::kInvalidArgument, "[sum_rows] entry {} of row {} is {}, wanted 0 to {}", k, t, r, R - 1);
+  const Kernels& kernels_of_cpu = kernels(ctx);
+  parallel_rows(ctx, T, C * K, [&](std::int64_t begin, std::int64_t end) {
+    alignas(64) float sum[kCols];
+    for (std::int64_t t = begin; t < end; ++t)
+      for (std::int64_t first = 0; first < C; first += kCols) {
+        const std::int64_t cols = std::min(kCols, C - first);
+        std::fill_n(sum, cols, 0.0f);
+        for (std::int64_t k = 0; k < K; ++k)
+          kernels_of_cpu.accumulate(sum, row_bytes(x_RC, row_of<std::int32_t>(rows_TK, t)[k], first), cols, x_RC.dtype);
+        kernels_of_cpu.store_row(row_bytes(out_TC, t, first), sum, nullptr, cols, accumulate, out_TC.dtype);
+      }
+  });
+}
+
+}  // namespace prl::ops::cpu

@@ -1,0 +1,62 @@
+#include "ops/experts.hpp"
+
+#include "ops/op_table.hpp"
+#include "ops/shape_check.hpp"
+
+namespace prl::ops {
+namespace {
+
+void check_routing(ShapeCheck& c, const ConstTensorView& logits_TE, const ConstTensorView& ids_TK, const ConstTensorView& weights_TK) {
+  c.check("logits", logits_TE, "T E", DType::kF32)
+      .check("ids", ids_TK, "T K", DType::kI32)
+      .check("weights", weights_TK, "T K", DType::kF32);
+  const std::int64_t num_experts = logits_TE.shape.num_cols(), num_active = ids_TK.shape.num_cols();
+  c.require(num_active >= 1 && num_active <= num_experts && num_active <= kMaxActiveExperts && num_experts <= kMaxExperts,
+            "wanted 1 to 32 experts of a token, and at most 1024 in all");
+}
+
+}  // namespace
+
+void route(OpContext& ctx, TensorView ids_TK, TensorView weights_TK, TensorView mass_T, ConstTensorView logits_TE, bool renormalize) {
+  ShapeCheck c("route", ctx);
+  check_routing(c, logits_TE, ids_TK, weights_TK);
+  c.check("mass", mass_T, "T", DType::kF32);
+  if (logits_TE.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->route, "route")(ctx, ids_TK, weights_TK, mass_T, logits_TE, renormalize);
+}
+
+void route_backward(OpContext& ctx, TensorView dlogits_TE, ConstTensorView dweights_TK, ConstTensorView logits_TE, ConstTensorView ids_TK,
+                    ConstTensorView weights_TK, bool renormalize) {
+  ShapeCheck c("route_backward", ctx);
+  check_routing(c, logits_TE, ids_TK, weights_TK);
+  c.check("dlogits", dlogits_TE, "T E").check("dweights", dweights_TK, "T K", DType::kF32).floating("dlogits", dlogits_TE);
+  if (logits_TE.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->route_backward, "route_backward")(ctx, dlogits_TE, dweights_TK, logits_TE, ids_TK, weights_TK, renormalize);
+}
+
+void scale_rows(OpContext& ctx, TensorView out_RC, ConstTensorView x_RC, ConstTensorView factors_R) {
+  ShapeCheck c("scale_rows", ctx);
+  c.check("out", out_RC, "R C").check("x", x_RC, "R C").check("factors", factors_R, "R", DType::kF32);
+  c.floating("x", x_RC).same_dtype("out", out_RC.dtype, "x", x_RC.dtype);
+  if (x_RC.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->scale_rows, "scale_rows")(ctx, out_RC, x_RC, factors_R);
+}
+
+void row_dots(OpContext& ctx, TensorView out_R, ConstTensorView a_RC, ConstTensorView b_RC) {
+  ShapeCheck c("row_dots", ctx);
+  c.check("out", out_R, "R", DType::kF32).check("a", a_RC, "R C").check("b", b_RC, "R C");
+  c.floating("a", a_RC).same_dtype("a", a_RC.dtype, "b", b_RC.dtype);
+  if (a_RC.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->row_dots, "row_dots")(ctx, out_R, a_RC, b_RC);
+}
+
+void sum_rows(OpContext& ctx, TensorView out_TC, ConstTensorView x_RC, ConstTensorView rows_TK, bool accumulate) {
+  ShapeCheck c("sum_rows", ctx);
+  c.check("out", out_TC, "T C").check("x", x_RC, "R C").check("rows", rows_TK, "T K", DType::kI32);
+  c.floating("x", x_RC).same_dtype("out", out_TC.dtype, "x", x_RC.dtype);
+  c.require(rows_TK.shape.num_cols() <= kMaxActiveExperts, "at most 32 rows are added");
+  if (out_TC.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->sum_rows, "sum_rows")(ctx, out_TC, x_RC, rows_TK, accumulate);
+}
+
+}  // namespace prl::ops

@@ -1,0 +1,172 @@
+#include "ops/experts.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "ops/test_support.hpp"
+
+namespace prl::ops {
+namespace {
+
+using namespace testing;
+
+class ExpertsTest : public OpTest {};
+
+/// The definition in fp64: experts by logit, the lower index first among equals, and their weights.
+struct Routed {
+  std::vector<std::int32_t> ids;
+  std::vector<double> weights;
+  double mass = 0;
+};
+Routed routed(std::span<const float> logits, std::int64_t k, bool renormalize) {
+  std::vector<std::int32_t> order(logits.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, std::ranges::greater(), [&](std::int32_t e) { return logits[static_cast<std::size_t>(e)]; });
+  const auto exponential = [&](std::int32_t e) {
+    return std::exp(static_cast<double>(logits[static_cast<std::size_t>(e)]) -
+                    static_cast<double>(logits[static_cast<std::size_t>(order[0])]));
+  };
+  double all = 0, of_chosen = 0;
+  for (const std::int32_t e : order) all += exponential(e);
+  Routed out;
+  out.ids.assign(order.begin(), order.begin() + k);
+  for (const std::int32_t e : out.ids) of_chosen += exponential(e);
+  for (const std::int32_t e : out.ids) out.weights.push_back(exponential(e) / (renormalize ? of_chosen : all));
+  out.mass = of_chosen / all;
+  return out;
+}
+
+struct Sizes {
+  std::int64_t T, E, K;
+};
+constexpr Sizes kSizes[] = {{1, 1, 1}, {7, 8, 2}, {33, 128, 8}, {5, 40, 32}, {3, 1024, 4}};
+
+std::span<const float> row(const Tensor& t, std::int64_t r) {
+  return {t.as<float>() + r * t.shape().num_cols(), static_cast<std::size_t>(t.shape().num_cols())};
+}
+
+TEST_P(ExpertsTest, RouteFollowsItsDefinition) {
+  Session s(kind());
+  for (const auto [T, E, K] : kSizes)
+    for (const bool renormalize : {false, true}) {
+      Tensor logits = s.random({T, E}, DType::kF32, 3, 2.0f);
+      for (std::int64_t i = 0; i < logits.num_elements(); i += 5) logits.as<float>()[i] = 0.5f;  // equals
+      Tensor ids = s.ints(std::vector<std::int32_t>(static_cast<std::size_t>(T * K), -1)).reshaped({T, K});
+      Tensor weights = s.poisoned({T, K}, DType::kF32), mass = s.poisoned({T}, DType::kF32);
+      route(s.ctx, ids, weights, mass, logits, renormalize);
+      for (std::int64_t t = 0; t < T; ++t) {
+        const Routed want = routed(row(logits, t), K, renormalize);
+        for (std::int64_t k = 0; k < K; ++k) {
+          EXPECT_EQ(ids.as<std::int32_t>()[t * K + k], want.ids[static_cast<std::size_t>(k)]) << E << ": token " << t << ", " << k;
+          EXPECT_NEAR(static_cast<double>(weights.as<float>()[t * K + k]), want.weights[static_cast<std::size_t>(k)], 2e-6);
+        }
+        EXPECT_NEAR(static_cast<double>(mass.as<float>()[t]), want.mass, 2e-6);
+      }
+      // A token alone has the bits that it has among others.
+      Tensor one_id = s.ints(std::vector<std::int32_t>(static_cast<std::size_t>(K), -1)).reshaped({1, K});
+      Tensor one_weight = s.poisoned({1, K}, DType::kF32), one_mass = s.poisoned({1}, DType::kF32);
+      route(s.ctx, one_id, one_weight, one_mass, logits.view().rows(T - 1, 1), renormalize);
+      EXPECT_TRUE(std::equal(one_weight.as<float>(), one_weight.as<float>() + K, weights.as<float>() + (T - 1) * K));
+      EXPECT_EQ(one_mass.as<float>()[0], mass.as<float>()[T - 1]);
+    }
+}
+
+TEST_P(ExpertsTest, RouteBackwardIsTheSlope) {
+  Session s(kind());
+  for (const auto [T, E, K] : kSizes)
+    for (const bool renormalize : {false, true}) {
+      Tensor logits = s.random({T, E}, DType::kF32, 4), dweights = s.random({T, K}, DType::kF32, 5);
+      Tensor ids = s.ints(std::vector<std::int32_t>(static_cast<std::size_t>(T * K), -1)).reshaped({T, K});
+      Tensor weights = s.poisoned({T, K}, DType::kF32), mass = s.poisoned({T}, DType::kF32), dlogits = s.poisoned({T, E}, dtype());
+      route(s.ctx, ids, weights, mass, logits, renormalize);
+      route_backward(s.ctx, dlogits, dweights, logits, ids, weights, renormalize);
+      // Of sum_k dw_k * w_k with the experts as they are.
+      for (std::int64_t t = 0; t < T; ++t) {
+        std::vector<double> probability(static_cast<std::size_t>(E));
+        double all = 0, mean = 0;
+        for (std::int64_t e = 0; e < E; ++e)
+          all += probability[static_cast<std::size_t>(e)] = std::exp(static_cast<double>(row(logits, t)[static_cast<std::size_t>(e)]));
+        std::vector<double> want(static_cast<std::size_t>(E)), dw(static_cast<std::size_t>(E));
+        double of_chosen = 0;
+        for (std::int64_t k = 0; k < K; ++k) {
+          const auto e = static_cast<std::size_t>(ids.as<std::int32_t>()[t * K + k]);
+          dw[e] = static_cast<double>(dweights.as<float>()[t * K + k]);
+          of_chosen += probability[e];
+        }
+        for (std::int64_t k = 0; k < K; ++k) {
+          const auto e = static_cast<std::size_t>(ids.as<std::int32_t>()[t * K + k]);
+          mean += dw[e] * probability[e] / (renormalize ? of_chosen : all);
+        }
+        for (std::size_t e = 0; e < want.size(); ++e) want[e] = renormalize ? 0 : probability[e] / all * (dw[e] - mean);
+        for (std::int64_t k = 0; renormalize && k < K; ++k) {
+          const auto e = static_cast<std::size_t>(ids.as<std::int32_t>()[t * K + k]);
+          want[e] = probability[e] / of_chosen * (dw[e] - mean);
+        }
+        for (std::int64_t e = 0; e < E; ++e)
+          EXPECT_NEAR(static_cast<double>(get(dlogits, t * E + e)), want[static_cast<std::size_t>(e)],
+                      dtype() == DType::kBF16 ? 1e-2 : 1e-5)
+              << E << ": token " << t << ", expert " << e;
+      }
+    }
+}
+
+TEST_P(ExpertsTest, RowsAreScaledAndMultiplied) {
+  Session s(kind());
+  for (const std::int64_t C : {1, 8, 37, 1000}) {
+    const std::int64_t R = 19;
+    Tensor a = s.random({R, C}, dtype(), 1), b = s.random({R, C}, dtype(), 2), factors = s.random({R}, DType::kF32, 3);
+    Tensor scaled = s.poisoned({R, C}, dtype()), dots = s.poisoned({R}, DType::kF32), one = s.poisoned({1}, DType::kF32);
+    scale_rows(s.ctx, scaled, a, factors);
+    row_dots(s.ctx, dots, a, b);
+    for (std::int64_t r = 0; r < R; ++r) {
+      double dot = 0, magnitude = 0;
+      for (std::int64_t c = 0; c < C; ++c) {
+        const float want = get(a, r * C + c) * factors.as<float>()[r];
+        EXPECT_EQ(get(scaled, r * C + c), dtype() == DType::kBF16 ? to_f32(to_bf16(want)) : want);
+        dot += static_cast<double>(get(a, r * C + c)) * static_cast<double>(get(b, r * C + c));
+        magnitude += std::abs(static_cast<double>(get(a, r * C + c)) * static_cast<double>(get(b, r * C + c)));
+      }
+      EXPECT_NEAR(static_cast<double>(dots.as<float>()[r]), dot, 1e-6 * magnitude);
+    }
+    row_dots(s.ctx, one, a.view().rows(R - 1, 1), b.view().rows(R - 1, 1));
+    EXPECT_EQ(one.as<float>()[0], dots.as<float>()[R - 1]);
+  }
+}
+
+TEST_P(ExpertsTest, RowsAreSummedInOrder) {
+  Session s(kind());
+  for (const std::int64_t C : {1, 37, 520, 1100}) {
+    const std::int64_t T = 9, K = 3, R = 14;
+    Tensor x = s.random({R, C}, dtype(), 1), before = s.random({T, C}, dtype(), 2);
+    std::vector<std::int32_t> of_rows;
+    Rng rng(7);
+    for (std::int64_t i = 0; i < T * K; ++i) of_rows.push_back(static_cast<std::int32_t>(rng.next_below(static_cast<std::uint64_t>(R))));
+    const Tensor rows = s.ints(of_rows).reshaped({T, K});
+    for (const bool accumulate : {false, true}) {
+      Tensor out = accumulate ? before.clone() : s.poisoned({T, C}, dtype());
+      sum_rows(s.ctx, out, x, rows, accumulate);
+      for (std::int64_t t = 0; t < T; ++t)
+        for (std::int64_t c = 0; c < C; ++c) {
+          float sum = 0.0f;
+          for (std::int64_t k = 0; k < K; ++k) sum += get(x, of_rows[static_cast<std::size_t>(t * K + k)] * C + c);
+          if (accumulate) sum = get(before, t * C + c) + sum;
+          EXPECT_EQ(get(out, t * C + c), dtype() == DType::kBF16 ? to_f32(to_bf16(sum)) : sum) << t << ", " << c;
+        }
+    }
+  }
+}
+
+TEST_P(ExpertsTest, WhatDoesNotFitIsRefused) {
+  Session s(kind());
+  Tensor logits = s.random({2, 4}, DType::kF32, 1), weights = s.poisoned({2, 5}, DType::kF32), mass = s.poisoned({2}, DType::kF32);
+  Tensor ids = s.ints(std::vector<std::int32_t>(10, 0)).reshaped({2, 5});
+  EXPECT_THROW(route(s.ctx, ids, weights, mass, logits, false), Error) << "five experts of four";
+  Tensor x = s.random({3, 4}, dtype(), 1), out = s.poisoned({2, 4}, dtype()), factors = s.random({2}, DType::kF32, 1);
+  EXPECT_THROW(scale_rows(s.ctx, x, x, factors), Error);
+  EXPECT_THROW(sum_rows(s.ctx, out, x, s.ints({0, 1, 2}).reshaped({3, 1}), false), Error) << "rows of three tokens for two";
+}
+
+PRL_OP_TEST_KINDS(ExpertsTest);
+
+}  // namespace
+}  // namespace prl::ops

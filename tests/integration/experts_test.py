@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+"""A mixture of experts (qwen3_moe) from nothing to a server: fine-tuning, RL and serving give the bits of one process however they are divided."""
+import json
+import os
+
+import harness
+from harness import check, prl
+
+STEPS = 6
+EXPERTS = ["--family", "qwen3_moe", "--num-experts", 8, "--num-experts-per-tok", 2, "--moe-intermediate-size", 48, "--num-kv-heads", 4]
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def weights(out, step=STEPS):
+    return harness.tensor_digest(out / f"weights/step_{step}")
+
+
+def prepare(folder):
+    harness.tiny_model(folder / "model", *EXPERTS)
+    harness.sft_data(folder / "data.jsonl", 256)
+
+
+def fine_tune(folder, out, *flags, steps=STEPS):
+    prl("sft", "--model.name", folder / "model", "--data.name", folder / "data.jsonl", "--data.seq-len", 256, "--data.batch-size", 4,
+        "--max-steps", steps, "--optim.lr", "5e-3", "--output-dir", folder / out, "--ckpt", *flags)
+    return weights(folder / out, steps)
+
+
+def test_fine_tuning_gives_the_weights_of_one_rank():
+    with harness.workspace("moe-sft") as folder:
+        prepare(folder)
+        for dtype in ("float32", "bfloat16"):
+            of_dtype = ["--compute.dtype", dtype]
+            one = fine_tune(folder, f"{dtype}-1", *of_dtype)
+            ways = {"recomputed": ["--model.ac"], "some-recomputed": ["--model.ac.mode", "selective", "--model.ac.targets", "norm,routed_experts"],
+                    "two-ranks": ["--deployment.num-gpus", 2], "gathered": ["--deployment.num-gpus", 2, "--model.reshard-after-forward"]}
+            for name, flags in ways.items():
+                check(fine_tune(folder, f"{dtype}-{name}", *of_dtype, *flags) == one, f"{dtype}, {name}: other weights than one rank")
+            leaves = ["--model.cp-style", "ulysses", "--model.leaves-per-row", 4]
+            four = fine_tune(folder, f"{dtype}-leaves", *of_dtype, *leaves)
+            check(four != one, "four leaves gave the bits of one: the key does nothing")
+            shared = fine_tune(folder, f"{dtype}-shared", *of_dtype, *leaves, "--model.cp", 2, "--deployment.num-gpus", 2)
+            check(shared == four, f"{dtype}: rows that ranks share gave other weights")
+        rows = harness.metrics(folder / "float32-1")
+        check(all(0 <= rows[step]["max_vio/mean"] < 8 and 0 < rows[step]["routing_confidence/mean"] <= 1 for step in range(1, STEPS + 1)),
+              f"how experts are used: {rows[STEPS]}")
+        # A run that goes on where another has ended.
+        fine_tune(folder, "resumed", "--compute.dtype", "float32", steps=3)
+        check(fine_tune(folder, "resumed", "--compute.dtype", "float32", "--ckpt.resume-step", -1) == weights(folder / "float32-1"),
+              "a resumed run has other weights")
+
+
+def test_rl_gives_the_weights_of_one_process():
+    with harness.workspace("moe-rl") as folder:
+        prepare(folder)
+        fine_tune(folder, "sft", steps=60)
+        config = harness.rl_config(folder / "rl.toml", folder / "sft/weights/step_60", max_async_level=0, max_steps=STEPS)
+        prl("rl", "@", config, "--output-dir", folder / "one", "--ckpt")
+        one = weights(folder / "one")
+        rows = harness.metrics(folder / "one")
+        check(all(rows[step]["mismatch_kl/all/max"] == 0 for step in range(1, STEPS + 1)), "sampler and trainer disagree")
+        check(any(rows[step]["optim/grad_norm"] > 0 for step in range(1, STEPS + 1)), "nothing was trained")
+        ports = harness.free_ports(2)
+        prl("rl", "@", config, "--output-dir", folder / "several", "--ckpt", "--deployment.type", "single_node", "--deployment.num-train-gpus", 2,
+            "--trainer-gpu-ids", "[0, 1]", "--inference-gpu-ids", "[0]", "--inference.server.port", ports[0], "--weight-broadcast.type", "nccl",
+            "--weight-broadcast.port", ports[1])
+        check(weights(folder / "several") == one, "two trainer ranks and a server gave other weights than one process")
+
+
+def test_serves_and_converts():
+    with harness.workspace("moe-served") as folder:
+        prepare(folder)
+        body = {"model": "m", "prompt": list(range(40, 90)), "max_tokens": 8, "temperature": 0, "ignore_eos": True, "logprobs": 1, "return_token_ids": True}
+        answers = []
+        for chunk in (256, 16):
+            port, log = harness.free_port(), folder / f"server-{chunk}.log"
+            with harness.running("inference", "--model.name", folder / "model", "--model.served-name", "m", "--server.port", port,
+                                 "--max-num-batched-tokens", chunk, "--max-num-seqs", 8, log=log) as server:
+                harness.wait_until(lambda: harness.is_healthy(port) or server.poll() is not None, 30, "the server")
+                check(server.poll() is None, log.read_text()[-2000:])
+                status, reply = harness.request(port, "POST", "/v1/completions", body)
+                check(status == 200, f"{status}: {reply}")
+                choice = reply["choices"][0]
+                answers.append((choice["token_ids"], choice["logprobs"]["token_logprobs"]))
+        check(answers[0] == answers[1], f"a prompt in pieces gave other tokens or log-probabilities: {answers}")
+        prl("convert", folder / "model", folder / "half", "--dtype", "bfloat16")
+        kept = json.loads((folder / "half/config.json").read_text())
+        check(kept["model_type"] == "qwen3_moe" and kept["num_experts"] == 8 and kept["norm_topk_prob"] is True, f"config.json: {kept}")
+        _, console = prl("sft", "--model.name", folder / "model", "--data.type", "fake", "--max-steps", 1, "--model.lora", "--output-dir", folder / "lora",
+                         expect=None)
+        check("adapters of experts are not built" in console, f"an adapter of experts: {console[-2000:]}")
+        prl("sft", "--model.name", folder / "model", "--data.type", "fake", "--data.seq-len", 64, "--data.batch-size", 2, "--max-steps", 1,
+            "--model.lora.target-modules", "q_proj,v_proj", "--output-dir", folder / "attention")
+
+
+if __name__ == "__main__":
+    harness.main(test_fine_tuning_gives_the_weights_of_one_rank, test_rl_gives_the_weights_of_one_process, test_serves_and_converts)
