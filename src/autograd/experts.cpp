@@ -21,6 +21,10 @@ struct Placement {
   TensorView token_M, slot_TK;  ///< int32: the token of a row; the row of a token's k-th expert
   TensorView weight_M;          ///< fp32
   std::int64_t rows_of(std::size_t expert) const { return begin_of[expert + 1] - begin_of[expert]; }
+  /// Of an expert's rows, rising.
+  std::span<const std::int32_t> tokens_of(std::size_t expert) const {
+    return std::span(token_of_row).subspan(static_cast<std::size_t>(begin_of[expert]), static_cast<std::size_t>(rows_of(expert)));
+  }
 };
 
 /// As a table of one column, to gather numbers with.
@@ -83,12 +87,44 @@ std::shared_ptr<const Placement> place(Frame& frame, const Var& x_TH, const Expe
   return placement;
 }
 
-/// y = x W^T, expert by expert.
+/// Rows of an expert, counted from its first, whose tokens are among `tokens` (rising).
+std::vector<std::int32_t> rows_of_tokens(const Placement& placement, std::size_t expert, std::span<const std::int32_t> tokens) {
+  std::vector<std::int32_t> rows;
+  for (std::int64_t row = 0; row < placement.rows_of(expert); ++row)
+    if (std::ranges::binary_search(tokens, placement.token_of_row[static_cast<std::size_t>(placement.begin_of[expert] + row)]))
+      rows.push_back(static_cast<std::int32_t>(row));
+  return rows;
+}
+
+/// What adapters add to the product of one expert, for its rows.
+void add_adapters(ops::OpContext& ctx, TensorView y, ConstTensorView x, const LoraParameter& lora, const Placement& placement,
+                  std::size_t expert) {
+  PRL_CHECK(!lora.index && lora.dropout.probability == 0, "adapters of experts come in groups, without dropout");
+  std::vector<ops::LoraRows> groups;
+  std::vector<std::vector<std::int32_t>> rows;
+  rows.reserve(lora.groups.size());
+  for (const ops::LoraRows& group : lora.groups) {
+    if (group.rows.data() == nullptr) {
+      groups.push_back(group);
+      continue;
+    }
+    rows.push_back(rows_of_tokens(placement, expert, group.rows));
+    if (!rows.back().empty()) groups.push_back({group.weight, rows.back()});
+  }
+  if (!groups.empty()) ops::add_lora(ctx, y, x, groups);
+}
+
+/// y = x W^T and what adapters add, expert by expert.
 void run_products(ops::OpContext& ctx, TensorView y_M, ConstTensorView x_M, std::span<const LinearParameter> of_experts,
                   const Placement& placement) {
-  for (std::size_t e = 0; e < of_experts.size(); ++e)
-    if (const std::int64_t count = placement.rows_of(e); count > 0)
-      ops::linear(ctx, y_M.rows(placement.begin_of[e], count), x_M.rows(placement.begin_of[e], count), *of_experts[e].weight);
+  for (std::size_t e = 0; e < of_experts.size(); ++e) {
+    const std::int64_t count = placement.rows_of(e);
+    if (count == 0) continue;
+    const TensorView y = y_M.rows(placement.begin_of[e], count);
+    const ConstTensorView x = x_M.rows(placement.begin_of[e], count);
+    ops::linear(ctx, y, x, *of_experts[e].weight);
+    if (of_experts[e].lora != nullptr) add_adapters(ctx, y, x, *of_experts[e].lora, placement, e);
+  }
 }
 void run_input_gradients(ops::OpContext& ctx, TensorView dx_M, ConstTensorView dy_M, std::span<const LinearParameter> of_experts,
                          const Placement& placement) {
@@ -117,14 +153,43 @@ void run_weight_gradients(ops::OpContext& ctx, Tape& tape, ConstTensorView dy_M,
       form_weight_gradient(ctx, p.dw, dy_M, x_M, begin, placement.rows_of(e), p.accumulate);
       continue;
     }
-    const std::span<const std::int32_t> tokens =
-        std::span(placement.token_of_row).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(placement.rows_of(e)));
+    const std::span<const std::int32_t> tokens = placement.tokens_of(e);
     sum_over_blocks(ctx, tape.arena(), {.outs = std::span(&p.dw, 1), .accumulate = p.accumulate, .can_overwrite = true}, num_tokens,
                     tape.num_token_blocks(),
                     [&](std::int64_t first_token, std::int64_t num, std::span<const TensorView> to, bool accumulate) {
                       const auto first = std::ranges::lower_bound(tokens, first_token) - tokens.begin();
                       const auto end = std::ranges::lower_bound(tokens, first_token + num) - tokens.begin();
                       form_weight_gradient(ctx, to[0], dy_M, x_M, begin + first, end - first, accumulate);
+                    });
+  }
+}
+
+bool has_adapter_gradients(std::span<const LinearParameter> of_experts) {
+  return std::ranges::any_of(of_experts, [](const LinearParameter& p) { return p.lora != nullptr && p.lora->da.data != nullptr; });
+}
+
+/// Gradients of the experts' adapters, and what reaches their rows of x through them: added to dx_M, unless its data is nullptr.
+void run_adapter_gradients(ops::OpContext& ctx, Tape& tape, TensorView dx_M, ConstTensorView dy_M, ConstTensorView x_M,
+                           std::span<const LinearParameter> of_experts, const Placement& placement, std::int64_t num_tokens) {
+  for (std::size_t e = 0; e < of_experts.size(); ++e) {
+    if (of_experts[e].lora == nullptr || of_experts[e].lora->da.data == nullptr) continue;
+    const LoraParameter& p = *of_experts[e].lora;
+    const std::span<const std::int32_t> tokens = placement.tokens_of(e);
+    std::vector<TensorView> outs{p.da};
+    outs.insert(outs.end(), p.db.begin(), p.db.end());
+    sum_over_blocks(ctx, tape.arena(), {.outs = outs, .accumulate = p.accumulate, .can_overwrite = true}, num_tokens,
+                    tape.num_token_blocks(),
+                    [&](std::int64_t first_token, std::int64_t num, std::span<const TensorView> to, bool accumulate) {
+                      const auto first = std::ranges::lower_bound(tokens, first_token) - tokens.begin();
+                      const auto count = std::ranges::lower_bound(tokens, first_token + num) - tokens.begin() - first;
+                      if (count == 0) {
+                        for (const TensorView& out : to)
+                          if (!accumulate) ctx.runtime->zero(out.data, static_cast<std::size_t>(out.shape.num_elements()) * sizeof(float));
+                        return;
+                      }
+                      const std::int64_t begin = placement.begin_of[e] + first;
+                      ops::lora_backward(ctx, dx_M.data != nullptr ? dx_M.rows(begin, count) : TensorView{}, to[0], to.subspan(1),
+                                         dy_M.rows(begin, count), x_M.rows(begin, count), *p.groups.front().weight, true, accumulate);
                     });
   }
 }
@@ -160,8 +225,9 @@ void experts_backward(ops::OpContext& ctx, Tape& tape, const Var& x_TH, ConstTen
     const TensorView scaled_MF = dgate_up_M2F.reshaped({2 * M, F}).rows(0, M);  // before its own values come
     ops::scale_rows(ctx, scaled_MF, hidden_MF, placement.weight_M);
     run_weight_gradients(ctx, tape, rows_MH, scaled_MF, p.down, placement, T);
+    run_input_gradients(ctx, dscaled_MF, rows_MH, p.down, placement);
+    run_adapter_gradients(ctx, tape, dscaled_MF, rows_MH, scaled_MF, p.down, placement, T);
   }
-  run_input_gradients(ctx, dscaled_MF, rows_MH, p.down, placement);
   const TensorView dweight_M = arena.take({M}, DType::kF32), dweights_TK = arena.take(placement.weights_TK.shape, DType::kF32);
   ops::row_dots(ctx, dweight_M, dscaled_MF, hidden_MF);
   ops::embedding(ctx, column(dweights_TK), column(dweight_M), flat(placement.slot_TK));
@@ -169,10 +235,12 @@ void experts_backward(ops::OpContext& ctx, Tape& tape, const Var& x_TH, ConstTen
   ops::swiglu_backward(ctx, dgate_up_M2F, dscaled_MF, gate_up_M2F);
   ops::embedding(ctx, rows_MH, x_TH.value, placement.token_M);
   run_weight_gradients(ctx, tape, dgate_up_M2F, rows_MH, p.gate_up, placement, T);
-  if (dx.view.data != nullptr) {
-    run_input_gradients(ctx, rows_MH, dgate_up_M2F, p.gate_up, placement);
-    ops::sum_rows(ctx, dx.view, rows_MH, placement.slot_TK, dx.accumulate);
-  }
+  // Where adapters are trained their rows of x are read beside the gradients.
+  const bool is_adapted = has_adapter_gradients(p.gate_up);
+  const TensorView drows_MH = dx.view.data == nullptr ? TensorView{} : is_adapted ? arena.take({M, H}, dtype) : rows_MH;
+  if (dx.view.data != nullptr) run_input_gradients(ctx, drows_MH, dgate_up_M2F, p.gate_up, placement);
+  if (is_adapted) run_adapter_gradients(ctx, tape, drows_MH, dgate_up_M2F, rows_MH, p.gate_up, placement, T);
+  if (dx.view.data != nullptr) ops::sum_rows(ctx, dx.view, drows_MH, placement.slot_TK, dx.accumulate);
   router_backward(ctx, tape, x_TH, p, placement, dweights_TK, dx.view);
   arena.release(mark);
 }

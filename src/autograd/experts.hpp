@@ -16,7 +16,7 @@ struct ExpertLoad {
 /// A mixture of experts with its gradients.
 struct ExpertsParameter {
   LinearParameter router;                      ///< [E, H]
-  std::vector<LinearParameter> gate_up, down;  ///< of each expert [2F, H], [H, F]; without biases and adapters
+  std::vector<LinearParameter> gate_up, down;  ///< of each expert [2F, H], [H, F]; without biases, adapters in groups and without dropout
   std::int64_t num_active = 0;                 ///< K: experts of a token
   bool renormalize = false;                    ///< their weights have the sum 1
   ExpertLoad* load = nullptr;                  ///< what a forward pass adds to; nullptr: nobody wants it

@@ -12,8 +12,8 @@ namespace {
 std::size_t index_of(Block matrix) { return static_cast<std::size_t>(std::ranges::find(kAdaptedBlocks, matrix) - kAdaptedBlocks.begin()); }
 
 /// Where a tensor's rows begin in the block of the model.
-std::int64_t first_output(const TensorTable& model, Block matrix, std::int64_t layer, Slot slot) {
-  const std::size_t block = model.find(matrix, layer);
+std::int64_t first_output(const TensorTable& model, Block matrix, std::int64_t layer, std::int64_t expert, Slot slot) {
+  const std::size_t block = model.find(matrix, layer, expert);
   PRL_CHECK(block != TensorTable::kNone, "an adapter of a block that the model lacks");
   for (const TensorSpec& spec : model.tensors_of(model.blocks()[block]))
     if (spec.slot == slot) return spec.first_row;
@@ -22,29 +22,46 @@ std::int64_t first_output(const TensorTable& model, Block matrix, std::int64_t l
 
 }  // namespace
 
-const ops::LoraWeight* Adapter::find(Block matrix, std::int64_t layer) const noexcept {
+const ops::LoraWeight* Adapter::find(Block matrix, std::int64_t layer, std::int64_t expert) const noexcept {
   const std::size_t i = index_of(matrix);
   if (i == kAdaptedBlocks.size() || layer < 0 || layer >= static_cast<std::int64_t>(layers.size())) return nullptr;
-  const ops::LoraWeight& weight = layers[static_cast<std::size_t>(layer)].blocks[i];
+  const Layer& of_layer = layers[static_cast<std::size_t>(layer)];
+  if (expert >= static_cast<std::int64_t>(of_layer.experts.size())) return nullptr;
+  const ops::LoraWeight& weight = expert < 0 ? of_layer.blocks[i] : of_layer.experts[static_cast<std::size_t>(expert)][i];
   return weight.a != nullptr ? &weight : nullptr;
 }
 
+namespace {
+
+/// Calls `take` with each weight that there is.
+template <typename Fn>
+void for_each_weight(const std::vector<Adapter::Layer>& layers, const Fn& take) {
+  const auto take_all = [&](const Adapter::Blocks& blocks) {
+    for (const ops::LoraWeight& weight : blocks)
+      if (weight.a != nullptr) take(weight);
+  };
+  for (const Adapter::Layer& layer : layers) {
+    take_all(layer.blocks);
+    for (const Adapter::Blocks& expert : layer.experts) take_all(expert);
+  }
+}
+
+}  // namespace
+
 std::size_t Adapter::num_bytes() const noexcept {
   std::size_t sum = 0;
-  for (const Layer& layer : layers)
-    for (const ops::LoraWeight& weight : layer.blocks) {
-      if (weight.a == nullptr) continue;
-      sum += weight.a->num_bytes();
-      for (const ops::LoraPart& part : weight.parts) sum += part.b->num_bytes();
-    }
+  for_each_weight(layers, [&](const ops::LoraWeight& weight) {
+    sum += weight.a->num_bytes();
+    for (const ops::LoraPart& part : weight.parts) sum += part.b->num_bytes();
+  });
   return sum;
 }
 
 std::int64_t Adapter::max_rank() const noexcept {
   std::int64_t most = 0;
-  for (const Layer& layer : layers)
-    for (const ops::LoraWeight& weight : layer.blocks)
-      for (const ops::LoraPart& part : weight.parts) most = std::max(most, part.rank);
+  for_each_weight(layers, [&](const ops::LoraWeight& weight) {
+    for (const ops::LoraPart& part : weight.parts) most = std::max(most, part.rank);
+  });
   return most;
 }
 
@@ -63,17 +80,17 @@ AdapterPtr make_adapter(const AdapterConfig& config, const ModelConfig& model, T
   adapter->table = table;
   adapter->dtype = dtype;
   adapter->layers.resize(static_cast<std::size_t>(model.num_layers));
-  for (std::int64_t layer = 0; layer < model.num_layers; ++layer) {
+  const auto fill = [&](Adapter::Blocks& blocks, std::int64_t layer, std::int64_t expert) {
     for (const Block block : kAdaptedBlocks) {
-      const std::size_t a = table->find(*lora_a_of(block), layer);
+      const std::size_t a = table->find(*lora_a_of(block), layer, expert);
       if (a == TensorTable::kNone) continue;
-      ops::LoraWeight& weight = adapter->layers[static_cast<std::size_t>(layer)].blocks[index_of(block)];
+      ops::LoraWeight& weight = blocks[index_of(block)];
       weight.a = matrix(table->blocks()[a]);
       for (const TensorSpec& of_a : table->tensors_of(table->blocks()[a])) {
-        const std::size_t b = table->find(*lora_b_of(of_a.slot), layer);
+        const std::size_t b = table->find(*lora_b_of(of_a.slot), layer, expert);
         PRL_CHECK(b != TensorTable::kNone, "{} has no B", of_a.name);
         const BlockSpec& spec = table->blocks()[b];
-        weight.parts.push_back({.first_output = first_output(*of_model, block, layer, of_a.slot),
+        weight.parts.push_back({.first_output = first_output(*of_model, block, layer, expert, of_a.slot),
                                 .num_outputs = spec.shape[0],
                                 .first_rank = of_a.first_row,
                                 .rank = of_a.shape[0],
@@ -81,6 +98,15 @@ AdapterPtr make_adapter(const AdapterConfig& config, const ModelConfig& model, T
                                 .b = matrix(spec)});
       }
     }
+  };
+  const bool adapts_experts =
+      std::ranges::any_of(table->blocks(), [](const BlockSpec& block) { return block.expert >= 0 && is_lora(block.kind); });
+  for (std::int64_t layer = 0; layer < model.num_layers; ++layer) {
+    Adapter::Layer& of_layer = adapter->layers[static_cast<std::size_t>(layer)];
+    fill(of_layer.blocks, layer, -1);
+    of_layer.experts.resize(static_cast<std::size_t>(adapts_experts ? model.num_experts : 0));
+    for (std::size_t expert = 0; expert < of_layer.experts.size(); ++expert)
+      fill(of_layer.experts[expert], layer, static_cast<std::int64_t>(expert));
   }
   return adapter;
 }

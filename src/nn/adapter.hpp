@@ -44,10 +44,10 @@ AdapterScale scale_of(const AdapterConfig& config, std::string_view module);
 std::string module_of(std::string_view tensor_name);
 
 /// The tensors that training of an adapter trains, all of them: modules to save, whole, and A and B of each adapted one, named
-/// "<module>.lora_A.weight" and "<module>.lora_B.weight". Matrices of attention and MLP take adapters.
+/// "<module>.lora_A.weight" and "<module>.lora_B.weight". Matrices of attention and MLP take adapters, those of each expert too.
 ///
 /// Error{kInvalidArgument} names a pattern that matches nothing, or nothing that takes an adapter, and lists what there is. Names that
-/// mixtures of experts alone have ("experts") are passed over.
+/// mixtures of experts alone have ("experts") are passed over in dense models. Error{kNotImplemented}: dropout before adapters of experts.
 TensorTablePtr make_adapter_table(const ModelConfig& model, const AdapterConfig& config);
 /// A and B alone, of the modules for which `find` gives a rank.
 TensorTablePtr make_adapter_table(const ModelConfig& model,
@@ -61,14 +61,16 @@ struct Adapter : std::enable_shared_from_this<Adapter> {
   AdapterConfig config;
   TensorTablePtr table;  ///< make_adapter_table(); tensors of modules to save are not part of this
   DType dtype = DType::kF32;
-  /// Of kAdaptedBlocks of each layer; `a` is null where there is none.
+  /// Of kAdaptedBlocks; `a` is null where there is none.
+  using Blocks = std::array<ops::LoraWeight, kAdaptedBlocks.size()>;
   struct Layer {
-    std::array<ops::LoraWeight, kAdaptedBlocks.size()> blocks;
+    Blocks blocks;
+    std::vector<Blocks> experts;  ///< of each expert; empty if none has any
   };
   std::vector<Layer> layers;
 
   /// nullptr if the block has no adapter.
-  const ops::LoraWeight* find(Block matrix, std::int64_t layer) const noexcept;
+  const ops::LoraWeight* find(Block matrix, std::int64_t layer, std::int64_t expert = -1) const noexcept;
   std::size_t num_bytes() const noexcept;
   std::int64_t max_rank() const noexcept;
 };

@@ -68,16 +68,6 @@ std::string kinds_of_modules(const TensorTable& model, bool adaptable_only) {
        adaptable_only ? " that takes an adapter" : "", kinds_of_modules(model, adaptable_only), "model.layers.0.self_attn.q_proj");
 }
 
-/// Refuses patterns that mean experts, in models that have them.
-void refuse_experts(const std::vector<ModulePattern>& targets, const TensorTable& model) {
-  for (const ModulePattern& pattern : targets)
-    for (const TensorSpec& spec : model.tensors())
-      if (spec.expert >= 0 && pattern.matches(module_of(spec.name)))
-        fail(ErrorCode::kNotImplemented,
-             "lora.target_modules: '{}' means experts of this model (\"{}\"), and adapters of experts are not built; name others: {}",
-             pattern.text(), module_of(spec.name), kinds_of_modules(model, true));
-}
-
 /// Every pattern matches something, but for those of experts in models without any.
 void check_all_match(const std::vector<ModulePattern>& patterns, const std::vector<std::string>& names, const char* key,
                      const TensorTable& model, bool adaptable_only) {
@@ -170,7 +160,6 @@ TensorTablePtr make_adapter_table(const ModelConfig& model, const AdapterConfig&
     all.push_back(module_of(spec.name));
     if (spec.is_matrix() && lora_b_of(spec.slot)) adaptable.push_back(module_of(spec.name));
   }
-  refuse_experts(targets, *of_model);
   check_all_match(targets, adaptable, "target_modules", *of_model, true);
   check_all_match(saved, all, "modules_to_save", *of_model, false);
   for (const auto& [key, pattern] : config.rank_pattern)
@@ -189,6 +178,11 @@ TensorTablePtr make_adapter_table(const ModelConfig& model, const AdapterConfig&
     add_adapter(specs, *of_model, layer, find);
     adapts = adapts || specs.size() > before;
   }
+  if (config.dropout > 0 && std::ranges::any_of(specs, [](const TensorSpec& spec) { return spec.expert >= 0 && is_lora(spec.block); }))
+    fail(ErrorCode::kNotImplemented,
+         "lora.dropout is {}, and lora.target_modules names experts, whose adapters have no dropout; set it to 0, or name the modules of "
+         "attention alone",
+         config.dropout);
   if (!adapts)
     fail(ErrorCode::kInvalidArgument, "lora.target_modules adapts no module of this model; there are: {}",
          kinds_of_modules(*of_model, true));

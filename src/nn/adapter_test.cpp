@@ -129,6 +129,14 @@ TEST(AdapterTable, PatternsChooseModules) {
   EXPECT_EQ(names(config_of({"mlp"})).size(), 3u * 3 * 2);
   EXPECT_EQ(names(config_of({"layers\\.1\\..*_proj$"})).size(), 7u * 2);
   EXPECT_EQ(names(config_of(kAll)).size(), 3u * 7 * 2) << "names of experts are passed over";
+  SmallModel sparse("qwen3_moe", false, 2);
+  const auto num_of_sparse = [&](const AdapterConfig& config) { return make_adapter_table(sparse.config, config)->tensors().size(); };
+  EXPECT_EQ(num_of_sparse(config_of({"experts"})), 3u * 6 * 3 * 2);
+  EXPECT_EQ(num_of_sparse(config_of({"experts.4.up_proj"})), 3u * 2) << "one expert of each layer";
+  EXPECT_EQ(num_of_sparse(config_of(kAll)), 3u * (4 + 6 * 3) * 2) << "the router takes none";
+  AdapterConfig dropped = config_of({"experts"});
+  dropped.dropout = 0.1;
+  EXPECT_THAT(error_of([&] { make_adapter_table(sparse.config, dropped); }), HasSubstr("whose adapters have no dropout"));
   AdapterConfig saved = config_of({"q_proj"});
   saved.modules_to_save = {"lm_head", "input_layernorm"};
   const TensorTablePtr table = make_adapter_table(model.config, saved);
@@ -211,7 +219,11 @@ TEST_P(AdapterExactness, ServingEqualsTrainingBitForBit) {
 INSTANTIATE_TEST_SUITE_P(Families, AdapterExactness,
                          ::testing::Values(AdapterCase{"llama", DType::kF32, {}}, AdapterCase{"llama", DType::kBF16, {}},
                                            AdapterCase{"qwen2", DType::kBF16, DType::kF32}, AdapterCase{"qwen3", DType::kF32, {}},
-                                           AdapterCase{"qwen3", DType::kBF16, {}}));
+                                           AdapterCase{"qwen3", DType::kBF16, {}}, AdapterCase{"qwen3_moe", DType::kF32, {}},
+                                           AdapterCase{"qwen3_moe", DType::kBF16, {}}));
+
+class AdapterOfFamily : public ::testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Families, AdapterOfFamily, ::testing::Values("qwen3", "qwen3_moe"));
 
 TEST(Adapter, StartsAsItsBase) {
   SmallModel model("qwen3", true, 2);
@@ -224,11 +236,11 @@ TEST(Adapter, StartsAsItsBase) {
   EXPECT_NE(checksum(*adapted.weights).combined, checksum(*adapted.base).combined);
 }
 
-TEST(Adapter, GradientsAreThoseOfFiniteDifferences) {
-  SmallModel model("qwen3", false, 2);
+TEST_P(AdapterOfFamily, GradientsAreThoseOfFiniteDifferences) {
+  SmallModel model(GetParam(), false, 2);
   AdapterConfig config = config_of(kAll);
   config.modules_to_save = {"lm_head", "post_attention_layernorm"};
-  config.dropout = 0.3;
+  config.dropout = model.config.num_experts > 0 ? 0.0 : 0.3;
   Adapted adapted(model, DType::kF32, config);
   Packed packed = random_packed(model.config.vocab_size, {12, 7}, 6);
   std::vector<float> dlogp(packed.ids.size());
@@ -297,10 +309,11 @@ TEST(Adapter, DropoutDependsOnItsSeedAlone) {
   EXPECT_NE(evaluate(adapted, adapted.weights, packed), first) << "nothing is dropped without a tape";
 }
 
-TEST(Peft, AnAdapterIsWrittenAndReadBackBitForBit) {
+TEST_P(AdapterOfFamily, IsWrittenAndReadBackBitForBit) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    SmallModel model("qwen2", true, 2);
-    AdapterConfig config = config_of({"q_proj", "layers.1.mlp.down_proj"}, 8);
+    SmallModel model(GetParam(), true, 2);
+    const bool has_experts = model.config.num_experts > 0;
+    AdapterConfig config = config_of({"q_proj", has_experts ? "layers.1.mlp.experts.2.down_proj" : "layers.1.mlp.down_proj"}, 8);
     config.rank_pattern = {{"down_proj", 3}};
     config.alpha_pattern = {{"layers.0.self_attn.q_proj", 24.0}};
     config.rank_stabilized = true;
@@ -315,13 +328,14 @@ TEST(Peft, AnAdapterIsWrittenAndReadBackBitForBit) {
     const Packed packed = random_packed(model.config.vocab_size, {25}, 6);
     expect_same_bits(evaluate(adapted, weights, packed), evaluate(adapted, adapted.weights, packed), "read back");
     const AdapterConfig again = load_peft_config(folder.path());
-    EXPECT_THAT(again.target_modules, ::testing::ElementsAre("model.layers.1.mlp.down_proj", "q_proj"));
+    EXPECT_THAT(again.target_modules,
+                ::testing::ElementsAre(has_experts ? "model.layers.1.mlp.experts.2.down_proj" : "model.layers.1.mlp.down_proj", "q_proj"));
     EXPECT_TRUE(again.rank_stabilized && again.rank == 8 && again.alpha == 16.0 && again.base_model == "base");
   }
 }
 
-TEST(Peft, MergingGivesTheAdaptersModel) {
-  SmallModel model("qwen3", false, 2);
+TEST_P(AdapterOfFamily, MergingGivesTheAdaptersModel) {
+  SmallModel model(GetParam(), false, 2);
   AdapterConfig config = config_of(kAll);
   config.modules_to_save = {"lm_head"};
   Adapted adapted(model, DType::kF32, config);

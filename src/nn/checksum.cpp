@@ -32,12 +32,15 @@ HashList blocks_of(const Weights& weights, std::size_t begin, std::size_t end) {
 HashList blocks_of(const Adapter& adapter) {
   HashList list;
   for (std::size_t i = 0; i < adapter.layers.size(); ++i) {
-    for (const Block block : {Block::kQkv, Block::kO, Block::kGateUp, Block::kDown}) {
-      const auto layer = static_cast<std::int64_t>(i);
-      const ops::LoraWeight* weight = adapter.find(block, layer);
+    const auto layer = static_cast<std::int64_t>(i);
+    const auto num_blocks = static_cast<std::int64_t>((adapter.layers[i].experts.size() + 1) * kAdaptedBlocks.size());
+    for (std::int64_t b = 0; b < num_blocks; ++b) {
+      const Block block = kAdaptedBlocks[static_cast<std::size_t>(b) % kAdaptedBlocks.size()];
+      const std::int64_t expert = b / static_cast<std::int64_t>(kAdaptedBlocks.size()) - 1;
+      const ops::LoraWeight* weight = adapter.find(block, layer, expert);
       if (weight == nullptr) continue;
       const std::span<const TensorSpec> as =
-          adapter.table->tensors_of(adapter.table->blocks()[adapter.table->find(*lora_a_of(block), layer)]);
+          adapter.table->tensors_of(adapter.table->blocks()[adapter.table->find(*lora_a_of(block), layer, expert)]);
       for (std::size_t p = 0; p < weight->parts.size(); ++p) {
         const ops::LoraPart& part = weight->parts[p];
         list.names.push_back(as[p].name);

@@ -100,8 +100,8 @@ NormParameter BoundModel::norm(Block block, std::int64_t layer) const {
 }
 
 LinearParameter BoundModel::linear(Block block, std::int64_t layer, const ops::LinearWeight* next, std::int64_t expert) const {
-  LinearParameter out{.weight = &weights.matrix(block, layer, expert), .dw = {}, .db = {}, .next = next, .lora = {}};
-  if (expert < 0) out.lora = lora(block, layer);
+  LinearParameter out{
+      .weight = &weights.matrix(block, layer, expert), .dw = {}, .db = {}, .next = next, .lora = lora(block, layer, expert)};
   if (gradients == nullptr) return out;
   out.dw = view_or_none(gradients->grad(block, layer, expert));
   if (const std::optional<Block> bias = bias_of(block)) out.db = view_or_none(gradients->grad(*bias, layer));
@@ -124,7 +124,8 @@ autograd::ExpertsParameter BoundModel::experts(std::int64_t layer) const {
   return out;
 }
 
-std::shared_ptr<const autograd::LoraParameter> BoundModel::lora(Block block, std::int64_t layer) const {
+std::shared_ptr<const autograd::LoraParameter> BoundModel::lora(Block block, std::int64_t layer, std::int64_t expert) const {
+  PRL_CHECK(bank == nullptr || expert < 0, "adapters of experts by index");
   if (adapters.empty() && bank == nullptr) return nullptr;
   auto out = std::make_shared<autograd::LoraParameter>();
   if (bank != nullptr) {
@@ -132,13 +133,13 @@ std::shared_ptr<const autograd::LoraParameter> BoundModel::lora(Block block, std
     return out->index ? out : nullptr;
   }
   for (const AdapterRows& of : adapters)
-    if (const ops::LoraWeight* weight = of.adapter->find(block, layer)) out->groups.push_back({weight, of.rows});
+    if (const ops::LoraWeight* weight = of.adapter->find(block, layer, expert)) out->groups.push_back({weight, of.rows});
   if (out->groups.empty()) return nullptr;
   if (gradients == nullptr) return out;
   const TensorTable& table = *gradients->table();
-  out->da = view_or_none(gradients->grad(*lora_a_of(block), layer));
-  for (const TensorSpec& a : table.tensors_of(table.blocks()[table.find(*lora_a_of(block), layer)]))
-    out->db.push_back(view_or_none(gradients->grad(*lora_b_of(a.slot), layer)));
+  out->da = view_or_none(gradients->grad(*lora_a_of(block), layer, expert));
+  for (const TensorSpec& a : table.tensors_of(table.blocks()[table.find(*lora_a_of(block), layer, expert)]))
+    out->db.push_back(view_or_none(gradients->grad(*lora_b_of(a.slot), layer, expert)));
   out->accumulate = !gradients->grads_are_fresh();
   if (dropout.probability > 0)
     out->dropout = {mix_seed(dropout.seed, static_cast<std::uint64_t>(layer), static_cast<std::uint64_t>(block)), dropout.probability,

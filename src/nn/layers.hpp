@@ -43,7 +43,7 @@ struct BoundModel {
   /// The mixture of experts of a layer.
   autograd::ExpertsParameter experts(std::int64_t layer) const;
   /// What adapters add to a matrix's product; nullptr if none does.
-  std::shared_ptr<const autograd::LoraParameter> lora(Block block, std::int64_t layer) const;
+  std::shared_ptr<const autograd::LoraParameter> lora(Block block, std::int64_t layer, std::int64_t expert = -1) const;
 };
 
 /// Decoder layer `i`.

@@ -54,8 +54,8 @@ struct FoundPart {
   const ops::LoraPart* part = nullptr;
 };
 FoundPart part_of(const Weights& weights, const TensorSpec& spec) {
-  if (weights.adapter == nullptr || !spec.is_matrix() || spec.expert >= 0) return {};
-  const ops::LoraWeight* weight = weights.adapter->find(spec.block, spec.layer);
+  if (weights.adapter == nullptr || !spec.is_matrix()) return {};
+  const ops::LoraWeight* weight = weights.adapter->find(spec.block, spec.layer, spec.expert);
   if (weight == nullptr) return {};
   for (const ops::LoraPart& part : weight->parts)
     if (part.first_output == spec.first_row) return {weight, &part};

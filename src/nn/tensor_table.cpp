@@ -133,9 +133,12 @@ std::optional<Block> lora_b_of(Slot slot) noexcept {
     case Slot::kK: return Block::kKLoraB;
     case Slot::kV: return Block::kVLoraB;
     case Slot::kO: return Block::kOLoraB;
-    case Slot::kGate: return Block::kGateLoraB;
-    case Slot::kUp: return Block::kUpLoraB;
-    case Slot::kDown: return Block::kDownLoraB;
+    case Slot::kGate:
+    case Slot::kExpertGate: return Block::kGateLoraB;
+    case Slot::kUp:
+    case Slot::kExpertUp: return Block::kUpLoraB;
+    case Slot::kDown:
+    case Slot::kExpertDown: return Block::kDownLoraB;
     default: return std::nullopt;
   }
 }
