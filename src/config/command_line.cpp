@@ -17,12 +17,12 @@ constexpr ForeignTool kForeignTools[] = {
     {"vllm", "start our server with `prl inference --model.name MODEL`"},
     {"vf-eval", "evaluate with `prl eval --env.id ENV --model.name MODEL`"},
     {"prime",
-     "environments are built in or local; evaluate with `prl eval --env.id ENV --client.base-url URL --model.name MODEL`, "
+     "install environments with `prl env install NAME`, evaluate with `prl eval --env.id ENV --client.base-url URL --model.name MODEL`, "
      "browse results with `prl results`"},
     {"hf", "upload the folder outputs/weights/step_N with the Hugging Face client itself"},
     {"wandb", "log in with the Weights & Biases client itself"},
     {"python", "there is no Python here; see `prl --help` for the commands"},
-    {"pip", "nothing needs to be installed with pip"},
+    {"pip", "nothing needs to be installed with pip; `prl env install FOLDER` installs an environment"},
     {"bash", "run the script without `prl`"},
 };
 
@@ -112,7 +112,8 @@ ParsedCommand parse_command(int argc, const char* const* argv) {
   parsed.program = "prl";
   if (words.size() >= 2 && words[0] == "uv" && words[1] == "run") words.erase(words.begin(), words.begin() + 2);
   if (!words.empty() && words[0] == "uv")
-    fail(ErrorCode::kInvalidArgument, "`uv {}` installs Python packages; nothing here needs that", words.size() > 1 ? words[1] : "");
+    fail(ErrorCode::kInvalidArgument, "`uv {}` installs Python packages; nothing here needs that (`prl env install` is for environments)",
+         words.size() > 1 ? words[1] : "");
   const bool is_help = !words.empty() && (words[0] == "help" || words[0] == "--help" || words[0] == "-h");
   if (is_help && words.size() > 1 && words[1] != "--help" && words[1] != "all") {
     take_help(parsed, words);

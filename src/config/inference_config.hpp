@@ -70,7 +70,8 @@ struct InferenceModelConfig {
   void visit(V& v) {
     v.field("name", name, "Folder of a Hugging Face model (config.json, safetensors, tokenizer.json), or its id on the hub");
     v.field("served_name", served_name, "Name that clients use; the model's name if not set");
-    v.field("dtype", dtype, "Type of weights and products; auto is bfloat16 where the device has it, else float32");
+    v.field("dtype", dtype,
+            "Type of weights and products; auto is bfloat16 where the device has it, else float32; float16 computes in float32");
     v.field("max_model_len", max_model_len, "Longest prompt plus completion; the model's own limit if not set",
             {.unit = "tokens", .min = 1});
     v.field("trust_remote_code", trust_remote_code, "Run Python code of the model folder",

@@ -59,7 +59,9 @@ void check_inference(InferenceConfig& config, const Check& check) {
   }
   config.model.dtype = config.compute.dtype;
   if (config.compute.dtype == ComputeDType::kFloat16)
-    check.not_built(check.is_set("model.dtype") ? "model.dtype" : "compute.dtype", "float16; use bfloat16 or float32");
+    check.warn(
+        check.is_set("model.dtype") ? "model.dtype" : "compute.dtype",
+        "float16 is computed in float32 here: no value is rounded to less than it would be, and memory and time are those of float32");
   check_copies(config, check);
   if (!config.enable_chunked_prefill && config.model.max_model_len && *config.model.max_model_len > config.max_num_batched_tokens)
     check.problem("max_num_batched_tokens",

@@ -87,7 +87,7 @@ TEST_F(Seeds, CommandsOfOtherProgramsAreAnsweredWithAdvice) {
               HasSubstr("prl inference --model.name"));
   EXPECT_THAT(command_error("prime eval run vf-musique -m Qwen/Qwen2.5-7B-Instruct -b http://0.0.0.0:8007/v1"),
               HasSubstr("prl eval --env.id"));
-  EXPECT_THAT(command_error("prime env install owner/name"), HasSubstr("environments are built in or local"));
+  EXPECT_THAT(command_error("prime env install owner/name"), HasSubstr("prl env install"));
   EXPECT_THAT(command_error("uv run vf-eval my-env"), HasSubstr("prl eval"));
   EXPECT_THAT(command_error("uv run wandb login"), HasSubstr("Weights & Biases client itself"));
   EXPECT_THAT(command_error("uv run hf upload user/model-RL outputs/weights/step_100"), HasSubstr("Hugging Face client itself"));
@@ -393,7 +393,12 @@ TEST_F(Seeds, SingleSections) {
   EXPECT_EQ(load_file("activation_checkpointing").config.trainer.model.ac->freq, 1);
   EXPECT_EQ(load_file("trainer_dtype").config.trainer.model.optimization_dtype, ParamDType::kBFloat16);
   EXPECT_EQ(load_file("trainer_dtype").config.trainer.model.reduce_dtype, ParamDType::kBFloat16);
-  EXPECT_TRUE(is_not_built(load_file("inference_dtype").not_built, "float16"));
+  // In one process the trainer's weights are the engine's.
+  EXPECT_THAT(load_file("inference_dtype").not_built, IsEmpty());
+  const auto half = load_line<RlConfig>("uv run rl @ tests/seeds/inference_dtype.toml --deployment.type single_node");
+  EXPECT_THAT(half.not_built, IsEmpty());
+  EXPECT_EQ(half.config.inference->compute.dtype, ComputeDType::kFloat16);
+  EXPECT_THAT(half.warnings, Contains(HasSubstr("float16")));
   const auto eval = load_file("online_eval").config.orchestrator.eval;
   EXPECT_EQ(eval->interval, 100);
   EXPECT_EQ(eval->group_size, 1);
