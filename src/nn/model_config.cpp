@@ -92,15 +92,8 @@ void check(const ConfigReader& reader, const ModelConfig& config) {
 
 }  // namespace
 
-std::int64_t ModelConfig::num_parameters() const { return make_tensor_table(*this)->num_parameters(); }
-
-std::int64_t ModelConfig::num_active_parameters() const {
-  const TensorTablePtr table = make_tensor_table(*this);
-  std::int64_t sum = table->has_tied_head() ? vocab_size * hidden_size : 0;
-  for (const TensorSpec& tensor : table->tensors())
-    if (tensor.is_matrix() && tensor.slot != Slot::kEmbedding && tensor.expert < num_active_experts) sum += tensor.num_elements();
-  return sum;
-}
+std::int64_t ModelConfig::num_parameters() const { return count_parameters(*this).all; }
+std::int64_t ModelConfig::num_active_parameters() const { return count_parameters(*this).active; }
 
 double ModelConfig::flops_per_token(std::int64_t seq_len) const {
   return 6.0 * static_cast<double>(num_active_parameters()) +

@@ -134,6 +134,9 @@ json::object peft_config_json(const AdapterConfig& c, const std::vector<std::str
 /// The adapter's tensors, and the modules that are trained whole, under PEFT's names.
 std::vector<WeightSource> peft_sources(const Weights& weights, const TensorTable& trained) {
   std::vector<WeightSource> sources;
+  std::set<std::string_view> saved;
+  for (const TensorSpec& spec : trained.tensors())
+    if (!is_lora(spec.block)) saved.insert(spec.name);
   for (const TensorSpec& spec : weights.table->tensors()) {
     if (const FoundPart found = part_of(weights, spec); found.part != nullptr) {
       const std::string name = std::string(kPeftPrefix) + module_of(spec.name);
@@ -143,7 +146,7 @@ std::vector<WeightSource> peft_sources(const Weights& weights, const TensorTable
       sources.push_back(source_of(name + ".lora_B.weight", {part.num_outputs, part.rank},
                                   std::make_shared<std::vector<float>>(unpacked(*part.b, 0, part.num_outputs))));
     }
-    if (std::ranges::find(trained.tensors(), spec.name, &TensorSpec::name) == trained.tensors().end()) continue;
+    if (!saved.contains(spec.name)) continue;
     auto values = std::make_shared<std::vector<float>>(static_cast<std::size_t>(spec.num_elements()));
     read_base(weights, spec, weights.table->find(spec.block, spec.layer, spec.expert), 0, *values);
     sources.push_back(source_of(std::string(kPeftPrefix) + spec.name, spec.shape, values));

@@ -167,6 +167,20 @@ TensorTablePtr make_tensor_table(const ModelConfig& config) {
   return std::make_shared<const TensorTable>(std::move(specs));
 }
 
+ParameterCounts count_parameters(const ModelConfig& config) {
+  ParameterCounts counts;
+  for (const Row& row : kRowsOfTable) {
+    if (!row.exists(config)) continue;
+    const Shape shape = row.shape(config);
+    const std::int64_t layers = row.place == kInLayer || row.place == kInExpert ? config.num_layers : 1;
+    const auto times = [&](std::int64_t experts) { return layers * (row.place == kInExpert ? experts : 1) * shape.num_elements(); };
+    counts.all += times(config.num_experts);
+    if (shape.num_dims() == 2 && row.slot != Slot::kEmbedding) counts.active += times(config.num_active_experts);
+  }
+  if (config.tie_word_embeddings) counts.active += config.vocab_size * config.hidden_size;
+  return counts;
+}
+
 ElementRange intersection(ElementRange a, ElementRange b) noexcept {
   const std::int64_t begin = std::max(a.begin, b.begin);
   return {begin, std::max(begin, std::min(a.end, b.end))};

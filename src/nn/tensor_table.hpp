@@ -170,6 +170,12 @@ using TensorTablePtr = std::shared_ptr<const TensorTable>;
 /// The table of a decoder, in the fixed order embeddings, layers 0.., final norm, head; in a layer the experts one by one. A tied head is
 /// not listed.
 TensorTablePtr make_tensor_table(const ModelConfig& config);
+/// Elements of that table's tensors without making it, which takes long with many experts: of all, and of the matrices that one token is
+/// multiplied with: the head's, a tied one too, and of the experts those that are active.
+struct ParameterCounts {
+  std::int64_t all = 0, active = 0;
+};
+ParameterCounts count_parameters(const ModelConfig& config);
 
 /// Name of a tensor in Hugging Face checkpoints, and in GGUF files ("blk.3.attn_q.weight"), which hold the experts' as one: gguf_name() is
 /// not for them.

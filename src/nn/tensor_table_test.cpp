@@ -84,6 +84,35 @@ TEST(TensorTable, MastersLieInOneArrayVectorsFirst) {
   }
 }
 
+TEST(TensorTable, IsCountedWithoutBeingMade) {
+  for (const char* family : {"llama", "qwen2", "qwen3", "qwen3_moe"})
+    for (const bool tied : {true, false}) {
+      const ModelConfig config = config_of(family, tied);
+      const TensorTablePtr table = make_tensor_table(config);
+      std::int64_t active = tied ? config.vocab_size * config.hidden_size : 0;
+      for (const TensorSpec& spec : table->tensors())
+        if (spec.is_matrix() && spec.slot != Slot::kEmbedding && spec.expert < config.num_active_experts) active += spec.num_elements();
+      EXPECT_EQ(count_parameters(config).all, table->num_parameters()) << family;
+      EXPECT_EQ(count_parameters(config).active, active) << family;
+    }
+}
+
+TEST(TensorTable, ExpertsFollowTheirLayersOtherTensors) {
+  using ::testing::ElementsAre;
+  InitModelOptions options = small_options("qwen3_moe");
+  options.num_layers = 1;
+  options.num_experts = 2;
+  const TensorTablePtr table = make_tensor_table(make_model_config(options));
+  std::vector<std::string> names;
+  for (const TensorSpec& spec : table->tensors())
+    if (spec.name.find(".mlp.") != std::string::npos) names.push_back(spec.name.substr(15));
+  EXPECT_THAT(names, ElementsAre("mlp.gate.weight", "mlp.experts.0.gate_proj.weight", "mlp.experts.0.up_proj.weight",
+                                 "mlp.experts.0.down_proj.weight", "mlp.experts.1.gate_proj.weight", "mlp.experts.1.up_proj.weight",
+                                 "mlp.experts.1.down_proj.weight"));
+  EXPECT_FALSE(table->has(Block::kGateUp, 0)) << "the layer has no MLP of its own";
+  EXPECT_EQ(table->blocks()[table->find(Block::kGateUp, 0, 1)].num_tensors, 2u);
+}
+
 TEST(TensorTable, FindsBlocksByKindAndLayer) {
   const TensorTablePtr tied = make_tensor_table(config_of("llama", true)), own = make_tensor_table(config_of("qwen2", false));
   for (const TensorTablePtr& table : {tied, own})

@@ -1,6 +1,7 @@
 #include "trainer/shard_plan.hpp"
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/error.hpp"
 #include "nn/parameters.hpp"
@@ -45,19 +46,18 @@ void ShardPlan::divide(ElementRange section, int num_ranks, std::span<const std:
   const auto element_of = [&](std::size_t cut) {
     return cut < chunks_.size() ? chunks_[cut].begin : chunks_.empty() ? 0 : chunks_.back().end;
   };
-  std::vector<std::size_t> inside;  // its own begin and end among them
-  for (const std::size_t cut : cuts)
-    if (element_of(cut) >= section.begin && element_of(cut) <= section.end) inside.push_back(cut);
+  // Its own begin and end are among them. Cuts rise, and so do their elements.
+  const auto first_inside = std::ranges::lower_bound(cuts, section.begin, {}, element_of);
+  const std::span<const std::size_t> inside(first_inside, std::ranges::upper_bound(cuts, section.end, {}, element_of));
   PRL_CHECK(!inside.empty() && element_of(inside.front()) == section.begin && element_of(inside.back()) == section.end,
             "no chunks begin and end where elements [{}, {}) do", section.begin, section.end);
   std::vector<std::size_t> firsts;  // per rank, and one past the last
   for (int rank = 0; rank < num_ranks; ++rank) {
     // The cut nearest to an even share, and none before the last rank's.
     const std::int64_t wanted = section.begin + section.count() * rank / num_ranks;
-    const auto nearest = std::ranges::min_element(inside, {}, [&](std::size_t cut) {
-      const std::int64_t d = element_of(cut) - wanted;
-      return d < 0 ? -d : d;
-    });
+    auto nearest = std::ranges::lower_bound(inside, wanted, {}, element_of);
+    if (nearest == inside.end() || (nearest != inside.begin() && wanted - element_of(*std::prev(nearest)) <= element_of(*nearest) - wanted))
+      --nearest;
     firsts.push_back(rank == 0 ? inside.front() : std::max(firsts.back(), *nearest));
   }
   firsts.push_back(inside.back());
