@@ -338,7 +338,7 @@ struct BenchConfig {
   void visit(V& v) {
     v.field("suite", suite, "What to measure; sync is a weight update in one process, start the time to a server's first token");
     v.field("model", model, "Model folder whose shape is taken; `shape` if not set");
-    v.field("shape", shape, "Shape of the random model: smollm2-135m, or qwen3- and 0.6b, 1.7b, 4b, 8b, 14b, 32b");
+    v.field("shape", shape, "Shape of the random model: smollm2-135m, or qwen3- and 0.6b, 1.7b, 4b, 8b, 14b, 32b, 30b-a3b");
     v.field("num_sequences", num_sequences, "Sequences decoded at once", {.min = 1});
     v.field("prompt_tokens", prompt_tokens, "Length of a prompt", {.unit = "tokens", .min = 1});
     v.field("completion_tokens", completion_tokens, "Tokens generated per sequence", {.unit = "tokens", .min = 1});

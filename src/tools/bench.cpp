@@ -245,6 +245,19 @@ nn::ModelConfig qwen3_shape(std::int64_t hidden, std::int64_t intermediate, std:
   return config;
 }
 
+nn::ModelConfig qwen3_moe_shape(std::int64_t hidden, std::int64_t expert_size, std::int64_t layers, std::int64_t heads,
+                                std::int64_t kv_heads) {
+  nn::ModelConfig config = qwen3_shape(hidden, 3 * hidden, layers, heads, false);
+  config.model_type = "qwen3_moe";
+  config.architecture = "Qwen3MoeForCausalLM";
+  config.num_kv_heads = kv_heads;
+  config.num_experts = 128;
+  config.num_active_experts = 8;
+  config.expert_size = expert_size;
+  config.norm_topk_prob = true;
+  return config;
+}
+
 struct NamedShape {
   std::string_view name;
   nn::ModelConfig (*make)();
@@ -257,6 +270,7 @@ constexpr NamedShape kShapes[] = {
     {"qwen3-8b", [] { return qwen3_shape(4096, 12288, 36, 32, false); }},
     {"qwen3-14b", [] { return qwen3_shape(5120, 17408, 40, 40, false); }},
     {"qwen3-32b", [] { return qwen3_shape(5120, 25600, 64, 64, false); }},
+    {"qwen3-30b-a3b", [] { return qwen3_moe_shape(2048, 768, 48, 32, 4); }},
 };
 
 }  // namespace

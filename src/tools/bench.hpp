@@ -39,7 +39,8 @@ struct BenchRow {
   std::size_t peak_bytes = 0;  ///< of memory taken by this work, weights included
 };
 
-/// The shape called `name`: "smollm2-135m", "qwen3-0.6b", 1.7b, 4b, 8b, 14b and 32b. Error{kInvalidArgument} with the names there are.
+/// The shape called `name`: "smollm2-135m", "qwen3-0.6b", 1.7b, 4b, 8b, 14b, 32b and 30b-a3b. Error{kInvalidArgument} with the names there
+/// are.
 nn::ModelConfig named_shape(std::string_view name);
 bool is_named_shape(std::string_view name) noexcept;
 std::vector<BenchRow> run_bench(const BenchOptions& options);
