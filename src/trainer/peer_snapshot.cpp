@@ -142,11 +142,12 @@ class PeerSnapshots::Sending {
     turn();
     turn();
   }
-  /// After an error: what is under way goes nowhere.
-  void forget() {
+  /// After an error: what is under way goes nowhere. It is not waited for, as work of the device may wait for a rank that is gone; later
+  /// copies of the link come after it.
+  void forget() noexcept {
     for (Place& place : places_) {
+      place.copied = 0;
       for (Piece* piece : {&place.own, &place.theirs}) piece->num_bytes = 0;
-      arrive(place);
     }
   }
 
@@ -248,6 +249,7 @@ void PeerSnapshots::commit(const TrainProgress& progress, const GradientStep& gr
         way.keep_theirs(theirs + at, left_of(num_theirs, at));
       }
       way.keep_own(own + at, left_of(num_own, at));
+      group.settle(call);  // what waits for copies below knows nothing of ranks that are gone
     }
     way.finish();
   } catch (...) {
