@@ -97,6 +97,33 @@ TEST_F(ModelConfigTest, Qwen2HasBiasesAndFamilyDefaults) {
   EXPECT_TRUE(load(edit(kSmolLM2, "\"attention_bias\": false", "\"attention_bias\": true")).attention_out_bias);
 }
 
+// The published config.json of Qwen3-30B-A3B.
+constexpr const char* kQwen3Moe = R"({
+  "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false, "bos_token_id": 151643, "decoder_sparse_step": 1, "eos_token_id": 151645,
+  "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 6144, "max_position_embeddings": 40960, "max_window_layers": 48,
+  "mlp_only_layers": [], "model_type": "qwen3_moe", "moe_intermediate_size": 768, "norm_topk_prob": true, "num_attention_heads": 32,
+  "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4, "rms_norm_eps": 1e-06, "rope_scaling": null,
+  "rope_theta": 1000000.0, "sliding_window": null, "tie_word_embeddings": false, "torch_dtype": "bfloat16", "use_sliding_window": false,
+  "vocab_size": 151936})";
+
+TEST_F(ModelConfigTest, MixturesOfExperts) {
+  const ModelConfig config = load(kQwen3Moe);
+  EXPECT_EQ(config.num_experts, 128);
+  EXPECT_EQ(config.num_active_experts, 8);
+  EXPECT_EQ(config.active_mlp_size(), 8 * 768);
+  EXPECT_TRUE(config.norm_topk_prob && config.qk_norm);
+  EXPECT_EQ(config.num_parameters(), 30532122624) << "the published size of Qwen3-30B-A3B";
+  EXPECT_EQ(config.num_active_parameters(), 48LL * (2048 * 128 * (2 * 32 + 2 * 4) + 128 * 2048 + 8 * 3 * 2048 * 768) + 151936LL * 2048);
+  EXPECT_FALSE(load(edit(kQwen3Moe, "\"norm_topk_prob\": true,", "")).norm_topk_prob);
+  EXPECT_EQ(load(edit(kQwen3Moe, "\"num_experts\": 128", "\"num_local_experts\": 64")).num_experts, 64) << "as transformers 5 writes it";
+
+  expect_error(edit(kQwen3Moe, "\"decoder_sparse_step\": 1", "\"decoder_sparse_step\": 2"), ErrorCode::kNotImplemented,
+               "decoder_sparse_step");
+  expect_error(edit(kQwen3Moe, "\"mlp_only_layers\": []", "\"mlp_only_layers\": [0]"), ErrorCode::kNotImplemented, "mlp_only_layers");
+  expect_error(edit(kQwen3Moe, "\"num_experts\": 128", "\"num_experts\": 4"), ErrorCode::kCorrupt, "num_experts_per_tok");
+  expect_error(edit(kQwen3Moe, "\"num_experts\": 128", "\"num_experts\": 2000"), ErrorCode::kCorrupt, "num_experts");
+}
+
 TEST_F(ModelConfigTest, RopeKeysOldAndNew) {
   const std::string scaling =
       R"({"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"})";

@@ -1,11 +1,10 @@
 #include "base/error.hpp"
 #include "nn/models/family.hpp"
+#include "ops/experts.hpp"
 
 // Qwen 3 mixture of experts: Qwen 3's attention, and a router with experts in place of every MLP.
 namespace prl::nn {
 namespace {
-
-constexpr std::int64_t kMaxExperts = 4096;
 
 /// All checkpoints of this type have experts in every layer; others would have layers that differ.
 void refuse_dense_layers(const ConfigReader& reader) {
@@ -17,8 +16,8 @@ void refuse_dense_layers(const ConfigReader& reader) {
 
 void configure_qwen3_moe(const ConfigReader& reader, ModelConfig& config) {
   kQwen3Family.configure(reader, config);
-  config.num_experts = reader.integer("num_experts", reader.integer("num_local_experts", 128, 1, kMaxExperts), 1, kMaxExperts);
-  config.num_active_experts = reader.integer("num_experts_per_tok", 8, 1, kMaxExperts);
+  config.num_experts = reader.integer("num_experts", reader.integer("num_local_experts", 128, 1, ops::kMaxExperts), 1, ops::kMaxExperts);
+  config.num_active_experts = reader.integer("num_experts_per_tok", 8, 1, ops::kMaxActiveExperts);
   config.expert_size = reader.integer("moe_intermediate_size", 768, 1, 1 << 24);
   config.norm_topk_prob = reader.boolean("norm_topk_prob", false);
   refuse_dense_layers(reader);
