@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <memory>
+#include <span>
+#include <utility>
 
 #include "autograd/token_blocks.hpp"
 #include "base/error.hpp"
@@ -21,9 +23,12 @@ struct Placement {
   TensorView token_M, slot_TK;  ///< int32: the token of a row; the row of a token's k-th expert
   TensorView weight_M;          ///< fp32
   std::int64_t rows_of(std::size_t expert) const { return begin_of[expert + 1] - begin_of[expert]; }
-  /// Of an expert's rows, rising.
-  std::span<const std::int32_t> tokens_of(std::size_t expert) const {
-    return std::span(token_of_row).subspan(static_cast<std::size_t>(begin_of[expert]), static_cast<std::size_t>(rows_of(expert)));
+  /// The rows that an expert has of tokens [first, first + count): where they begin, and how many.
+  std::pair<std::int64_t, std::int64_t> rows_within(std::size_t expert, std::int64_t first, std::int64_t count) const {
+    const auto tokens =
+        std::span(token_of_row).subspan(static_cast<std::size_t>(begin_of[expert]), static_cast<std::size_t>(rows_of(expert)));
+    const auto begin = std::ranges::lower_bound(tokens, first), end = std::ranges::lower_bound(tokens, first + count);
+    return {begin_of[expert] + (begin - tokens.begin()), end - begin};
   }
 };
 
@@ -148,18 +153,11 @@ void run_weight_gradients(ops::OpContext& ctx, Tape& tape, ConstTensorView dy_M,
   for (std::size_t e = 0; e < of_experts.size(); ++e) {
     const LinearParameter& p = of_experts[e];
     if (p.dw.data == nullptr) continue;
-    const std::int64_t begin = placement.begin_of[e];
-    if (tape.num_token_blocks() == 1) {
-      form_weight_gradient(ctx, p.dw, dy_M, x_M, begin, placement.rows_of(e), p.accumulate);
-      continue;
-    }
-    const std::span<const std::int32_t> tokens = placement.tokens_of(e);
     sum_over_blocks(ctx, tape.arena(), {.outs = std::span(&p.dw, 1), .accumulate = p.accumulate, .can_overwrite = true}, num_tokens,
                     tape.num_token_blocks(),
                     [&](std::int64_t first_token, std::int64_t num, std::span<const TensorView> to, bool accumulate) {
-                      const auto first = std::ranges::lower_bound(tokens, first_token) - tokens.begin();
-                      const auto end = std::ranges::lower_bound(tokens, first_token + num) - tokens.begin();
-                      form_weight_gradient(ctx, to[0], dy_M, x_M, begin + first, end - first, accumulate);
+                      const auto [begin, count] = placement.rows_within(e, first_token, num);
+                      form_weight_gradient(ctx, to[0], dy_M, x_M, begin, count, accumulate);
                     });
   }
 }
@@ -174,20 +172,17 @@ void run_adapter_gradients(ops::OpContext& ctx, Tape& tape, TensorView dx_M, Con
   for (std::size_t e = 0; e < of_experts.size(); ++e) {
     if (of_experts[e].lora == nullptr || of_experts[e].lora->da.data == nullptr) continue;
     const LoraParameter& p = *of_experts[e].lora;
-    const std::span<const std::int32_t> tokens = placement.tokens_of(e);
     std::vector<TensorView> outs{p.da};
     outs.insert(outs.end(), p.db.begin(), p.db.end());
     sum_over_blocks(ctx, tape.arena(), {.outs = outs, .accumulate = p.accumulate, .can_overwrite = true}, num_tokens,
                     tape.num_token_blocks(),
                     [&](std::int64_t first_token, std::int64_t num, std::span<const TensorView> to, bool accumulate) {
-                      const auto first = std::ranges::lower_bound(tokens, first_token) - tokens.begin();
-                      const auto count = std::ranges::lower_bound(tokens, first_token + num) - tokens.begin() - first;
+                      const auto [begin, count] = placement.rows_within(e, first_token, num);
                       if (count == 0) {
                         for (const TensorView& out : to)
                           if (!accumulate) ctx.runtime->zero(out.data, static_cast<std::size_t>(out.shape.num_elements()) * sizeof(float));
                         return;
                       }
-                      const std::int64_t begin = placement.begin_of[e] + first;
                       ops::lora_backward(ctx, dx_M.data != nullptr ? dx_M.rows(begin, count) : TensorView{}, to[0], to.subspan(1),
                                          dy_M.rows(begin, count), x_M.rows(begin, count), *p.groups.front().weight, true, accumulate);
                     });

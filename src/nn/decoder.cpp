@@ -251,7 +251,7 @@ struct TrainableModel::Impl {
       model.adapters = {{weights->adapter.get(), {}}};
       if (tape_or_null != nullptr) model.dropout = dropout_of(batch);
     }
-    loads.assign(static_cast<std::size_t>(weights->config.num_experts > 0 ? weights->config.num_layers : 0), {});
+    loads.assign(static_cast<std::size_t>(tape_or_null != nullptr && weights->config.num_experts > 0 ? weights->config.num_layers : 0), {});
     model.loads = loads;
     if (offload != nullptr && tape_or_null != nullptr) offload->begin(static_cast<std::size_t>(weights->config.num_layers));
     const KeptActivations kept{checkpointing, &remake, offload.get()};

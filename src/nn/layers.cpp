@@ -26,41 +26,35 @@ struct PartFrames {
         mlp(frame.remaking(memory.again.mlp ? memory.remake : nullptr)) {}
 };
 
-/// W norm(stream), and the stream as the one sum that was normed.
+/// norm(stream) or W norm(stream), and the stream as the one sum that was normed.
 struct Projected {
   Var value, sum;
 };
-Projected project_normed(Frame& norm_frame, Frame& frame, const Stream& in, const NormParameter& norm, const LinearParameter& w,
-                         bool has_gate, TensorView sum_out) {
-  ops::LinearFusion fusion;
-  fusion.eps = norm.eps;
-  fusion.swiglu = has_gate;
-  Projected out;
-  Var normed;
-  if (in.delta_TH.is_defined()) {
-    const autograd::NormedSum x = autograd::add_rms_norm(norm_frame, in.delta_TH, in.residual_TH, norm, sum_out);
-    normed = x.normed;
-    out.sum = x.sum;
-  } else {
-    out.sum = in.residual_TH;
-    fusion.norm_K = norm.weight;
-    out.value = autograd::fused_linear(frame, in.residual_TH, w, fusion);
-    if (out.value.is_defined()) return out;
-    fusion.norm_K = {};
-    normed = autograd::rms_norm(norm_frame, in.residual_TH, norm);
-  }
-  if (has_gate) out.value = autograd::fused_linear(frame, normed, w, fusion);
-  if (out.value.is_defined()) return out;
-  out.value = autograd::linear(frame, normed, w);
-  if (has_gate) out.value = autograd::swiglu(frame, out.value);
-  return out;
-}
-
 /// norm(stream), and the stream as the one sum that was normed.
 Projected norm_stream(Frame& frame, const Stream& in, const NormParameter& norm, TensorView sum_out) {
   if (!in.delta_TH.is_defined()) return {autograd::rms_norm(frame, in.residual_TH, norm), in.residual_TH};
   const autograd::NormedSum x = autograd::add_rms_norm(frame, in.delta_TH, in.residual_TH, norm, sum_out);
   return {x.normed, x.sum};
+}
+
+/// W norm(stream).
+Projected project_normed(Frame& norm_frame, Frame& frame, const Stream& in, const NormParameter& norm, const LinearParameter& w,
+                         bool has_gate, TensorView sum_out) {
+  ops::LinearFusion fusion;
+  fusion.eps = norm.eps;
+  fusion.swiglu = has_gate;
+  if (!in.delta_TH.is_defined()) {
+    fusion.norm_K = norm.weight;
+    if (const Var value = autograd::fused_linear(frame, in.residual_TH, w, fusion); value.is_defined()) return {value, in.residual_TH};
+    fusion.norm_K = {};
+  }
+  const Projected normed = norm_stream(norm_frame, in, norm, sum_out);
+  Projected out{{}, normed.sum};
+  if (has_gate) out.value = autograd::fused_linear(frame, normed.value, w, fusion);
+  if (out.value.is_defined()) return out;
+  out.value = autograd::linear(frame, normed.value, w);
+  if (has_gate) out.value = autograd::swiglu(frame, out.value);
+  return out;
 }
 
 /// The stream residual + W x: summed at once where the product's pass can do it. `memory.residual_TH` may be the residual.
