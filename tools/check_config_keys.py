@@ -10,6 +10,7 @@ checking a value is not acting on it; the exception is cli.cpp, which acts on dr
 not_built, those that resolving hands to other keys passed_on (config_test proves that it does).
 """
 import concurrent.futures
+import functools
 import json
 import os
 import pathlib
@@ -24,6 +25,8 @@ GOLDEN = ROOT / "tests/golden/config_keys.txt"
 FIELD = re.compile(r'v\.field\(\s*"(\w+)",\s*(\w+),')
 STRUCT = re.compile(r"^struct (\w+)(?: : (\w+))? \{$(.*?)^\};$", re.M | re.S)
 USE = re.compile(r"^([^:\s]+):\d+:\d+: warning: .*is deprecated: PRL_KEY (\w+)\.(\w+) ", re.M)
+INCLUDE = re.compile(r'^#include "([^"]+)"', re.M)
+CONFIGURATION = re.compile(r"config/\w+_config\.hpp$")
 COMPILE_TIMEOUT_S = 300
 
 
@@ -71,11 +74,32 @@ def mark_fields(folder, structs):
         (folder / "config" / header.name).write_text(STRUCT.sub(marked, text))
 
 
+@functools.cache
+def reads_configurations(file):
+    """Whether the file includes one of the marked headers, directly or not."""
+    included = INCLUDE.findall(file.read_text())
+    return any(CONFIGURATION.match(name) or ((ROOT / "src" / name).exists() and reads_configurations(ROOT / "src" / name)) for name in included)
+
+
+def part_that_reads(source, number, marked):
+    """The source; of one that CMake joined from others, what is left of it without those that read no configuration. None: nothing is."""
+    source = pathlib.Path(source)
+    if source.suffix != ".cxx":
+        return source if reads_configurations(source) else None
+    lines = [line for line in source.read_text().splitlines() if line.startswith("#include")]
+    kept = [line for line in lines if reads_configurations(pathlib.Path(line.split('"')[1]))]
+    if not kept:
+        return None
+    part = marked / f"part_{number}.cxx"
+    part.write_text("\n".join(kept) + "\n")
+    return part
+
+
 def commands(build, marked):
     """Compiler commands that check, without output, all files that may use a configuration."""
     modules = set()
-    for file in (ROOT / "src").glob("*/**/*.[ch]pp"):
-        if '#include "config/' in file.read_text() and not file.name.endswith(("_test.cpp", "_bench.cpp")):
+    for file in (ROOT / "src").glob("*/**/*.cpp"):
+        if not file.name.endswith(("_test.cpp", "_bench.cpp")) and reads_configurations(file):
             modules.add(file.relative_to(ROOT / "src").parts[0])
     modules.discard("config")
     wanted = re.compile(r"/prl_(%s)\.dir/|/prl\.dir/" % "|".join(sorted(modules)))
@@ -89,7 +113,9 @@ def commands(build, marked):
         if "/prl_config.dir/" in "/" + output:
             config_command = (words, entry["directory"])
         elif wanted.search("/" + output) and entry["file"].endswith((".cpp", ".cxx")) and "cmake_pch" not in entry["file"]:
-            found.append((words, entry["directory"]))
+            part = part_that_reads(entry["file"], len(found), marked)
+            if part is not None:
+                found.append(([str(part) if word == entry["file"] else word for word in words], entry["directory"]))
     if config_command is None or not found:
         sys.exit(f"config keys: {build}/compile_commands.json has no commands of src/config and its users; run cmake --preset release")
     words, directory = config_command
