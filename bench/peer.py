@@ -21,15 +21,23 @@ SHAPES = {
                                num_key_value_heads=8, head_dim=128, max_position_embeddings=40960, tie_word_embeddings=True)),
     "qwen3-8b": ("Qwen3", dict(vocab_size=151936, hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32,
                                num_key_value_heads=8, head_dim=128, max_position_embeddings=40960, tie_word_embeddings=False)),
+    "qwen3-30b-a3b": ("Qwen3Moe", dict(vocab_size=151936, hidden_size=2048, intermediate_size=6144, num_hidden_layers=48, num_attention_heads=32,
+                                       num_key_value_heads=4, head_dim=128, max_position_embeddings=40960, tie_word_embeddings=False,
+                                       num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768, norm_topk_prob=True)),
 }
 
 
-def make_model(shape, dtype, device):
-    family, sizes = SHAPES[shape]
+def make_model(arguments, dtype):
+    family, sizes = SHAPES[arguments.shape]
+    sizes = {**sizes, "num_hidden_layers": arguments.layers or sizes["num_hidden_layers"]}
+    config = getattr(transformers, f"{family}Config")(**sizes)
     torch.manual_seed(0)
-    with torch.device(device):
-        config = getattr(transformers, f"{family}Config")(**sizes)
-        return getattr(transformers, f"{family}ForCausalLM")(config).to(dtype)
+    torch.set_default_dtype(dtype)  # in two types at once a large model would not fit
+    try:
+        with torch.device(arguments.device):
+            return getattr(transformers, f"{family}ForCausalLM")(config)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def now(device):
@@ -80,6 +88,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--shape", default="smollm2-135m", choices=sorted(SHAPES))
+    parser.add_argument("--layers", type=int, default=0)
     parser.add_argument("--suites", default="decode,train")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--dtypes", default="bfloat16,float32")
@@ -97,7 +106,7 @@ def main():
               "device": torch.cuda.get_device_name() if arguments.device == "cuda" else platform.processor(),
               "threads": torch.get_num_threads(), "rows": []}
     for name in arguments.dtypes.split(","):
-        model = make_model(arguments.shape, getattr(torch, name), arguments.device).eval()
+        model = make_model(arguments, getattr(torch, name)).eval()
         add = lambda work, rates: result["rows"].append({"work": work, "dtype": name, "tokens_per_s": rates})
         if "decode" in suites:
             add("decode_many", time_decode(model, arguments.sequences, arguments))

@@ -20,6 +20,7 @@ import tempfile
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 import models  # noqa: E402
+import weight_update  # noqa: E402
 
 WARM_UP = 2
 
@@ -29,11 +30,25 @@ def ours(options, model, ranks, reduce, scratch):
     words = ["sft", "--model.name", model, "--data.type", "fake", "--data.seq-len", options.seq_len, "--data.batch-size", options.rows * ranks,
              "--data.input-ids", "random", "--max-steps", options.steps + WARM_UP, "--deployment.num-gpus", ranks, "--model.reduce", reduce,
              "--compute.device", options.device, "--no-dashboard", "--output-dir", out, *options.flags]
-    done = subprocess.run([options.prl, *map(str, words)], capture_output=True, text=True, timeout=options.timeout)
-    if done.returncode:
-        return {"error": (done.stderr + done.stdout).strip().splitlines()[-4:]}
+    if options.kill:
+        words.append("--healing")
+    log = out.with_suffix(".log")
+    with open(log, "wb") as stream, subprocess.Popen([options.prl, *map(str, words)], stdout=stream, stderr=subprocess.STDOUT, start_new_session=True) as process:
+        try:
+            if options.kill and ranks > 1:
+                weight_update.kill_after(process, out, log, options.kill, WARM_UP + 3, options.timeout)
+            process.wait(options.timeout)
+        except BaseException:
+            weight_update.stop(process)
+            raise
+    if process.returncode:
+        return {"error": log.read_text(errors="replace").strip().splitlines()[-4:]}
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     rows = [row for row in rows if "time/step" in row and row["step"] > WARM_UP]
+    healed = [row["healing/recover_seconds"] for row in rows if row.get("healing/recover_seconds")]
+    if options.kill:
+        print(f"{ranks} ranks, {reduce}: a step of {statistics.median(row['time/step'] for row in rows):.3f} s; healed in {', '.join(map(str, healed)) or '-'} s, "
+              f"the longest step {max(row['time/step'] for row in rows):.3f} s", file=sys.stderr)
     return {name: [row[key] for row in rows] for name, key in (
         ("step", "time/step"), ("pass", "time/forward_backward"), ("optimizer", "time/optimizer"), ("mfu", "perf/mfu"), ("peak", "perf/peak_memory"))}
 
@@ -85,6 +100,7 @@ def main():
     parser.add_argument("--ranks", default="1,2")
     parser.add_argument("--reduce", default="exact,fast")
     parser.add_argument("--steps", type=int, default=6, help="after two to warm up")
+    parser.add_argument("--kill", help="role that gets a SIGKILL in the third step after warming up, by its name in the log (sft_rank_1): the run heals")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--peer", action="store_true")
     parser.add_argument("--peer-recomputes", action="store_true", help="the peer computes layers again in the backward pass, where it does not fit otherwise")

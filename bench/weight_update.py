@@ -45,14 +45,15 @@ def rows_of(out):
     return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")] if path.exists() else []
 
 
-def kill_after(process, out, log, options):
-    end = time.monotonic() + options.timeout
-    while not any(row.get("step", 0) > WARM_UP + 2 for row in rows_of(out)):
+def kill_after(process, out, log, role, step, timeout):
+    """Sends SIGKILL to a role of the run once that step has ended."""
+    end = time.monotonic() + timeout
+    while not any(row.get("step", 0) >= step for row in rows_of(out)):
         if process.poll() is not None or time.monotonic() > end:
             return
         time.sleep(0.02)
     pids = dict(re.findall(r"started (\w+) \(pid (\d+)\)", log.read_text(errors="replace")))
-    os.kill(int(pids[options.kill]), signal.SIGKILL)
+    os.kill(int(pids[role]), signal.SIGKILL)
 
 
 def stop(process):
@@ -85,7 +86,7 @@ def run(options, prl, model, kind, out):
     with open(log, "wb") as stream, subprocess.Popen(list(map(str, words)), stdout=stream, stderr=subprocess.STDOUT, env=environment, start_new_session=True) as process:
         try:
             if options.kill:
-                kill_after(process, out, log, options)
+                kill_after(process, out, log, options.kill, WARM_UP + 3, options.timeout)
             process.wait(options.timeout)
         except BaseException:
             stop(process)

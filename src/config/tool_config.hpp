@@ -311,6 +311,7 @@ struct BenchConfig {
   BenchSuite suite = BenchSuite::kAll;
   std::optional<std::string> model;
   std::string shape = "smollm2-135m";
+  int num_layers = 0;
   int num_sequences = 32;
   int prompt_tokens = 128;
   int completion_tokens = 128;
@@ -339,6 +340,7 @@ struct BenchConfig {
     v.field("suite", suite, "What to measure; sync is a weight update in one process, start the time to a server's first token");
     v.field("model", model, "Model folder whose shape is taken; `shape` if not set");
     v.field("shape", shape, "Shape of the random model: smollm2-135m, or qwen3- and 0.6b, 1.7b, 4b, 8b, 14b, 32b, 30b-a3b");
+    v.field("num_layers", num_layers, "Only that many layers of the shape, where all would not fit; 0 for all", {.min = 0});
     v.field("num_sequences", num_sequences, "Sequences decoded at once", {.min = 1});
     v.field("prompt_tokens", prompt_tokens, "Length of a prompt", {.unit = "tokens", .min = 1});
     v.field("completion_tokens", completion_tokens, "Tokens generated per sequence", {.unit = "tokens", .min = 1});

@@ -84,6 +84,7 @@ void compare_with_peer(BenchOptions options, const std::string& shape, const std
     words.push_back(name);
     words.push_back(std::to_string(value));
   };
+  add("--layers", options.model.num_layers);
   add("--threads", options.num_threads);
   add("--sequences", options.num_sequences);
   add("--prompt", options.prompt_tokens);
