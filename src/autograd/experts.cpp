@@ -14,19 +14,28 @@
 namespace prl::autograd {
 namespace {
 
+/// Which experts a token has, on the device.
+struct Routing {
+  TensorView logits_TE, ids_TK, weights_TK, mass_T;
+};
+
 /// Where the tokens' rows lie when each expert has its own together: by expert, then by token.
 struct Placement {
-  std::vector<std::int64_t> begin_of;      ///< [E + 1], rows of M
-  std::vector<std::int32_t> token_of_row;  ///< [M]
+  Routing routing;
+  std::vector<std::int32_t> begin_of;      ///< [E + 1], rows of M
+  std::vector<std::int32_t> token_of_row;  ///< [M] where a part of an expert's rows may be asked for; else empty
   // On the device:
-  TensorView weights_TK, logits_TE, ids_TK;
   TensorView token_M, slot_TK;  ///< int32: the token of a row; the row of a token's k-th expert
   TensorView weight_M;          ///< fp32
   std::int64_t rows_of(std::size_t expert) const { return begin_of[expert + 1] - begin_of[expert]; }
+  /// The tokens of an expert's rows, which rise.
+  std::span<const std::int32_t> tokens_of(std::size_t expert) const {
+    return std::span(token_of_row).subspan(static_cast<std::size_t>(begin_of[expert]), static_cast<std::size_t>(rows_of(expert)));
+  }
   /// The rows that an expert has of tokens [first, first + count): where they begin, and how many.
   std::pair<std::int64_t, std::int64_t> rows_within(std::size_t expert, std::int64_t first, std::int64_t count) const {
-    const auto tokens =
-        std::span(token_of_row).subspan(static_cast<std::size_t>(begin_of[expert]), static_cast<std::size_t>(rows_of(expert)));
+    if (count == slot_TK.shape.num_rows()) return {begin_of[expert], rows_of(expert)};
+    const auto tokens = tokens_of(expert);
     const auto begin = std::ranges::lower_bound(tokens, first), end = std::ranges::lower_bound(tokens, first + count);
     return {begin_of[expert] + (begin - tokens.begin()), end - begin};
   }
@@ -36,68 +45,70 @@ struct Placement {
 TensorView column(TensorView numbers) { return numbers.reshaped({numbers.shape.num_elements(), 1}); }
 TensorView flat(TensorView view) { return view.reshaped({view.shape.num_elements()}); }
 
-TensorView upload(Frame& frame, std::span<const std::int32_t> values, Shape shape) {
-  const TensorView view = frame.keep(shape, DType::kI32);
-  frame.ctx.runtime->copy_from_host(view.data, values.data(), values.size_bytes());
-  return view;
+template <typename T>
+std::vector<T> download(ops::OpContext& ctx, ConstTensorView view) {
+  std::vector<T> out(static_cast<std::size_t>(view.shape.num_elements()));
+  ctx.runtime->copy_to_host(out.data(), view.data, out.size() * sizeof(T));
+  return out;
 }
 
-/// Sorts rows by expert; tokens of one expert stay in order.
-std::vector<std::int32_t> place_rows(Placement& placement, std::span<const std::int32_t> ids, std::int64_t num_experts, std::int64_t K) {
-  placement.begin_of.assign(static_cast<std::size_t>(num_experts) + 1, 0);
-  for (const std::int32_t id : ids) {
-    PRL_CHECK(id >= 0 && id < num_experts, "expert {} of {}", id, num_experts);
-    ++placement.begin_of[static_cast<std::size_t>(id) + 1];
-  }
-  for (std::size_t e = 1; e < placement.begin_of.size(); ++e) placement.begin_of[e] += placement.begin_of[e - 1];
-  std::vector<std::int64_t> next(placement.begin_of.begin(), placement.begin_of.end() - 1);
-  std::vector<std::int32_t> slots(ids.size());
-  placement.token_of_row.resize(ids.size());
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    const std::int64_t row = next[static_cast<std::size_t>(ids[i])]++;
-    slots[i] = static_cast<std::int32_t>(row);
-    placement.token_of_row[static_cast<std::size_t>(row)] = static_cast<std::int32_t>(static_cast<std::int64_t>(i) / K);
-  }
-  return slots;
-}
-
-std::shared_ptr<const Placement> place(Frame& frame, const Var& x_TH, const ExpertsParameter& p) {
-  ops::OpContext& ctx = frame.ctx;
+Routing route(Frame& frame, const Var& x_TH, const ExpertsParameter& p) {
   const std::int64_t T = x_TH.value.shape.num_rows(), E = p.router.weight->num_outputs(), K = p.num_active;
-  auto placement = std::make_shared<Placement>();
-  placement->logits_TE = frame.keep({T, E}, DType::kF32);
-  placement->ids_TK = frame.keep({T, K}, DType::kI32);
-  placement->weights_TK = frame.keep({T, K}, DType::kF32);
-  const TensorView mass_T = frame.keep({T}, DType::kF32);
-  ops::linear(ctx, placement->logits_TE, x_TH.value, *p.router.weight);
-  ops::route(ctx, placement->ids_TK, placement->weights_TK, mass_T, placement->logits_TE, p.renormalize);
+  const Routing r{.logits_TE = frame.keep({T, E}, DType::kF32),
+                  .ids_TK = frame.keep({T, K}, DType::kI32),
+                  .weights_TK = frame.keep({T, K}, DType::kF32),
+                  .mass_T = frame.keep({T}, DType::kF32)};
+  ops::linear(frame.ctx, r.logits_TE, x_TH.value, *p.router.weight);
+  ops::route(frame.ctx, r.ids_TK, r.weights_TK, r.mass_T, r.logits_TE, p.renormalize);
+  return r;
+}
 
-  std::vector<std::int32_t> ids(static_cast<std::size_t>(T * K));
-  ctx.runtime->copy_to_host(ids.data(), placement->ids_TK.data, ids.size() * sizeof(std::int32_t));
-  const std::vector<std::int32_t> slots = place_rows(*placement, ids, E, K);
-  placement->token_M = upload(frame, placement->token_of_row, {T * K});
-  placement->slot_TK = upload(frame, slots, {T, K});
-  std::vector<std::int32_t> pairs(ids.size());
-  for (std::size_t i = 0; i < slots.size(); ++i) pairs[static_cast<std::size_t>(slots[i])] = static_cast<std::int32_t>(i);
+bool has_adapters(std::span<const LinearParameter> of_experts) {
+  return std::ranges::any_of(of_experts, [](const LinearParameter& p) { return p.lora != nullptr; });
+}
+/// Whether adapters are of some rows only.
+bool has_adapters_of_rows(std::span<const LinearParameter> of_experts) {
+  return std::ranges::any_of(of_experts, [](const LinearParameter& p) {
+    return p.lora != nullptr &&
+           std::ranges::any_of(p.lora->groups, [](const ops::LoraRows& group) { return group.rows.data() != nullptr; });
+  });
+}
+
+std::shared_ptr<const Placement> place(Frame& frame, const Routing& routing, const ExpertsParameter& p) {
+  ops::OpContext& ctx = frame.ctx;
+  const std::int64_t T = routing.ids_TK.shape.num_rows(), E = p.router.weight->num_outputs(), K = p.num_active;
+  auto placement = std::make_shared<Placement>();
+  placement->routing = routing;
+  placement->token_M = frame.keep({T * K}, DType::kI32);
   placement->weight_M = frame.keep({T * K}, DType::kF32);
-  ops::embedding(ctx, column(placement->weight_M), column(placement->weights_TK), upload(frame, pairs, {T * K}));
+  placement->slot_TK = frame.keep({T, K}, DType::kI32);
+  const TensorView begin_P = frame.keep({E + 1}, DType::kI32);
+  ops::place_rows(ctx, begin_P, placement->token_M, placement->weight_M, placement->slot_TK, routing.ids_TK, routing.weights_TK);
+  placement->begin_of = download<std::int32_t>(ctx, begin_P);
+  const bool is_in_parts = frame.tape != nullptr && frame.tape->num_token_blocks() > 1;
+  if (is_in_parts || has_adapters_of_rows(p.gate_up) || has_adapters_of_rows(p.down))
+    placement->token_of_row = download<std::int32_t>(ctx, placement->token_M);
 
   if (p.load != nullptr && !frame.is_recompute) {
     p.load->tokens_of_expert.resize(static_cast<std::size_t>(E));
     for (std::size_t e = 0; e < static_cast<std::size_t>(E); ++e) p.load->tokens_of_expert[e] += placement->rows_of(e);
-    std::vector<float> mass(static_cast<std::size_t>(T));
-    ctx.runtime->copy_to_host(mass.data(), mass_T.data, mass.size() * sizeof(float));
-    for (const float of_token : mass) p.load->mass += static_cast<double>(of_token);
+    for (const float of_token : download<float>(ctx, routing.mass_T)) p.load->mass += static_cast<double>(of_token);
   }
   return placement;
+}
+
+std::vector<const ops::LinearWeight*> matrices(std::span<const LinearParameter> of_experts) {
+  std::vector<const ops::LinearWeight*> out;
+  for (const LinearParameter& p : of_experts) out.push_back(p.weight);
+  return out;
 }
 
 /// Rows of an expert, counted from its first, whose tokens are among `tokens` (rising).
 std::vector<std::int32_t> rows_of_tokens(const Placement& placement, std::size_t expert, std::span<const std::int32_t> tokens) {
   std::vector<std::int32_t> rows;
-  for (std::int64_t row = 0; row < placement.rows_of(expert); ++row)
-    if (std::ranges::binary_search(tokens, placement.token_of_row[static_cast<std::size_t>(placement.begin_of[expert] + row)]))
-      rows.push_back(static_cast<std::int32_t>(row));
+  const std::span<const std::int32_t> of_expert = placement.tokens_of(expert);
+  for (std::size_t row = 0; row < of_expert.size(); ++row)
+    if (std::ranges::binary_search(tokens, of_expert[row])) rows.push_back(static_cast<std::int32_t>(row));
   return rows;
 }
 
@@ -192,8 +203,9 @@ void run_adapter_gradients(ops::OpContext& ctx, Tape& tape, TensorView dx_M, Con
 /// Gradients of the router, and what reaches x through it.
 void router_backward(ops::OpContext& ctx, Tape& tape, const Var& x_TH, const ExpertsParameter& p, const Placement& placement,
                      ConstTensorView dweights_TK, TensorView dx) {
-  const TensorView dlogits_TE = tape.arena().take(placement.logits_TE.shape, x_TH.value.dtype);
-  ops::route_backward(ctx, dlogits_TE, dweights_TK, placement.logits_TE, placement.ids_TK, placement.weights_TK, p.renormalize);
+  const TensorView dlogits_TE = tape.arena().take(placement.routing.logits_TE.shape, x_TH.value.dtype);
+  ops::route_backward(ctx, dlogits_TE, dweights_TK, placement.routing.logits_TE, placement.routing.ids_TK, placement.routing.weights_TK,
+                      p.renormalize);
   if (p.router.dw.data != nullptr) {
     sum_over_blocks(ctx, tape.arena(), {.outs = std::span(&p.router.dw, 1), .accumulate = p.router.accumulate, .can_overwrite = true},
                     x_TH.value.shape.num_rows(), tape.num_token_blocks(),
@@ -223,7 +235,7 @@ void experts_backward(ops::OpContext& ctx, Tape& tape, const Var& x_TH, ConstTen
     run_input_gradients(ctx, dscaled_MF, rows_MH, p.down, placement);
     run_adapter_gradients(ctx, tape, dscaled_MF, rows_MH, scaled_MF, p.down, placement, T);
   }
-  const TensorView dweight_M = arena.take({M}, DType::kF32), dweights_TK = arena.take(placement.weights_TK.shape, DType::kF32);
+  const TensorView dweight_M = arena.take({M}, DType::kF32), dweights_TK = arena.take(placement.routing.weights_TK.shape, DType::kF32);
   ops::row_dots(ctx, dweight_M, dscaled_MF, hidden_MF);
   ops::embedding(ctx, column(dweights_TK), column(dweight_M), flat(placement.slot_TK));
   ops::scale_rows(ctx, dscaled_MF, dscaled_MF, placement.weight_M);
@@ -242,13 +254,25 @@ void experts_backward(ops::OpContext& ctx, Tape& tape, const Var& x_TH, ConstTen
 
 }  // namespace
 
+bool can_record_experts(ops::OpContext& ctx, std::int64_t num_tokens, const ExpertsParameter& p) {
+  if (has_adapters(p.gate_up) || has_adapters(p.down)) return false;
+  const std::vector<const ops::LinearWeight*> gate_up = matrices(p.gate_up), down = matrices(p.down);
+  return ops::can_mix_experts(ctx, num_tokens, p.num_active, {gate_up, down});
+}
+
 Var experts(Frame& frame, const Var& x_TH, const ExpertsParameter& p, TensorView out, bool is_block_output) {
   const std::int64_t T = x_TH.value.shape.num_rows(), H = x_TH.value.shape.num_cols(), M = T * p.num_active;
   const std::int64_t F = p.down.front().weight->num_inputs();
   const DType dtype = x_TH.value.dtype;
   ops::OpContext& ctx = frame.ctx;
   const Var y = frame.variable(out.data != nullptr ? out : frame.keep({T, H}, dtype));
-  const std::shared_ptr<const Placement> placement = place(frame, x_TH, p);
+  const Routing routing = route(frame, x_TH, p);
+  // Without an answer to wait for. Nobody asks for the load where there is no tape.
+  if (frame.tape == nullptr && p.load == nullptr && !has_adapters(p.gate_up) && !has_adapters(p.down)) {
+    const std::vector<const ops::LinearWeight*> gate_up = matrices(p.gate_up), down = matrices(p.down);
+    if (ops::mix_experts(ctx, y.value, x_TH.value, routing.ids_TK, routing.weights_TK, {gate_up, down})) return y;
+  }
+  const std::shared_ptr<const Placement> placement = place(frame, routing, p);
   const TensorView gate_up_M2F = frame.take({M, 2 * F}, dtype);
   // Scratch memory lies where that of the backward pass does: not among what a layer saves.
   Arena& scratch = frame.tape != nullptr ? frame.tape->arena() : frame.arena;

@@ -26,8 +26,13 @@ struct ExpertsParameter {
 /// which experts other tokens have neither: experts have their rows together, and each product is batch-invariant. The weight multiplies
 /// what goes into `down`, so that its gradient needs no output of an expert.
 ///
-/// Saves the routing and what silu reads, [T * K, 2F]; a recomputing frame saves the routing alone. Waits for the device once, for the
-/// experts of the tokens. `out`, `is_block_output`: as linear().
+/// Without a tape, a load and adapters it is one op of the device, where that has it. Else it waits for the device once, for how many rows
+/// each expert has.
+///
+/// Saves the routing and what silu reads, [T * K, 2F]; a recomputing frame saves the routing alone. `out`, `is_block_output`: as linear().
 Var experts(Frame& frame, const Var& x_TH, const ExpertsParameter& p, TensorView out = {}, bool is_block_output = false);
+
+/// Whether experts() of so many tokens without a tape waits for nothing, so that it can be recorded.
+bool can_record_experts(ops::OpContext& ctx, std::int64_t num_tokens, const ExpertsParameter& p);
 
 }  // namespace prl::autograd

@@ -30,8 +30,8 @@ struct PerToken {
       of_experts =
           4 * F + c.num_active_experts * H + c.num_experts + 2 * c.num_active_experts * 4 / static_cast<std::int64_t>(size_of(compute));
   }
-  /// Words of 4 bytes: logits of the experts, six of each active one, and the sum of their probabilities.
-  static std::int64_t routing(const ModelConfig& c) { return c.num_experts > 0 ? c.num_experts + 6 * c.num_active_experts + 1 : 0; }
+  /// Words of 4 bytes: logits of the experts, five of each active one, and the sum of their probabilities.
+  static std::int64_t routing(const ModelConfig& c) { return c.num_experts > 0 ? c.num_experts + 5 * c.num_active_experts + 1 : 0; }
   std::int64_t layer() const { return norm + attn_proj + heads + mlp + kept; }
   std::int64_t dropped(const LayerParts& parts) const {
     return (parts.norm ? norm : 0) + (parts.attn_proj ? attn_proj : 0) + (parts.norm || parts.attn_proj ? heads : 0) +

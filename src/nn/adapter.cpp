@@ -57,6 +57,10 @@ std::size_t Adapter::num_bytes() const noexcept {
   return sum;
 }
 
+bool Adapter::adapts_experts() const noexcept {
+  return std::ranges::any_of(layers, [](const Layer& layer) { return !layer.experts.empty(); });
+}
+
 std::int64_t Adapter::max_rank() const noexcept {
   std::int64_t most = 0;
   for_each_weight(layers, [&](const ops::LoraWeight& weight) {

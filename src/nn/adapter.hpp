@@ -73,6 +73,7 @@ struct Adapter : std::enable_shared_from_this<Adapter> {
   const ops::LoraWeight* find(Block matrix, std::int64_t layer, std::int64_t expert = -1) const noexcept;
   std::size_t num_bytes() const noexcept;
   std::int64_t max_rank() const noexcept;
+  bool adapts_experts() const noexcept;
 };
 using AdapterPtr = std::shared_ptr<const Adapter>;
 

@@ -55,7 +55,7 @@ bool AdapterBank::write(std::size_t slot, const Adapter& adapter) {
   const std::size_t slot_bytes = has_entries_.size() * ops::kLoraEntryBytes;
   const std::span<std::byte> entries = std::span(host_).subspan(slot * slot_bytes, slot_bytes);
   std::vector<std::int64_t> shape;
-  if (std::ranges::any_of(adapter.layers, [](const Adapter::Layer& layer) { return !layer.experts.empty(); })) return false;
+  if (adapter.adapts_experts()) return false;
   for (std::int64_t layer = 0; layer < num_layers_; ++layer)
     for (std::size_t matrix = 0; matrix < kAdaptedBlocks.size(); ++matrix) {
       const std::size_t at = entry_index(layer, matrix);

@@ -50,10 +50,25 @@ struct DecodeRecorder::Step {
 DecodeRecorder::DecodeRecorder(ops::OpContext& ctx) : ctx_(ctx), arena_(ctx.runtime) {}
 DecodeRecorder::~DecodeRecorder() = default;
 
-bool DecodeRecorder::takes(const PagedBatch& batch) const {
+bool DecodeRecorder::takes(const Weights& weights, const PagedBatch& batch, std::span<const AdapterRows> adapters) {
   const auto sequences = static_cast<std::int64_t>(batch.context_len.size());
-  return static_cast<std::int64_t>(batch.ids_T.size()) == sequences && sequences <= kMaxRows && ops::can_decode_by_index(ctx_) &&
-         batch.query_start.back() == static_cast<std::int32_t>(sequences);
+  if (static_cast<std::int64_t>(batch.ids_T.size()) != sequences || sequences > kMaxRows || !ops::can_decode_by_index(ctx_) ||
+      batch.query_start.back() != static_cast<std::int32_t>(sequences))
+    return false;
+  if (weights.config.num_experts == 0) return true;
+  return std::ranges::none_of(adapters, [](const AdapterRows& of) { return of.adapter->adapts_experts(); }) &&
+         takes_experts(weights, rows_for(sequences));
+}
+
+bool DecodeRecorder::takes_experts(const Weights& weights, std::int64_t num_rows) {
+  // Looked at once for the weights that recordings are of: the answer takes about as long as a step.
+  const bool is_known = &weights == weights_ && weights.version == version_;
+  if (const auto found = takes_experts_.find(num_rows); is_known && found != takes_experts_.end()) return found->second;
+  bool takes = weights.layers == nullptr;
+  for (std::int64_t layer = 0; takes && layer < weights.config.num_layers; ++layer)
+    takes = autograd::can_record_experts(ctx_, num_rows, BoundModel{weights}.experts(layer));
+  if (is_known) takes_experts_[num_rows] = takes;
+  return takes;
 }
 
 DecodeRecorder::Step& DecodeRecorder::step_for(const Key& key) {
@@ -136,6 +151,7 @@ TensorView DecodeRecorder::run(const Weights& weights, KvCache& cache, const Pag
   if (&weights != weights_ || weights.version != version_ || &cache != cache_ || batch.drawn_B.data != drawn_ ||
       bank_generation != bank_generation_) {
     drop_recordings();
+    takes_experts_.clear();
     weights_ = &weights;
     version_ = weights.version;
     cache_ = &cache;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -20,8 +21,9 @@ class DecodeRecorder {
  public:
   explicit DecodeRecorder(ops::OpContext& ctx);
   ~DecodeRecorder();
-  /// Whether `batch` is such a step and the device can decode from indices of its own.
-  bool takes(const PagedBatch& batch) const;
+  /// Whether `batch` is such a step and the device can decode from indices of its own; with experts, if their rows need no host, which
+  /// those of their adapters do.
+  bool takes(const Weights& weights, const PagedBatch& batch, std::span<const AdapterRows> adapters);
   /// As InferenceModel::forward_paged; the batch has been checked. `bank` has the adapters of all rows, `adapters`; null: rows name none.
   TensorView run(const Weights& weights, KvCache& cache, const PagedBatch& batch, AdapterBank* bank, std::span<const AdapterRows> adapters);
 
@@ -39,6 +41,7 @@ class DecodeRecorder {
   struct Step;
   Step& step_for(const Key& key);
   void drop_recordings();
+  bool takes_experts(const Weights& weights, std::int64_t num_rows);
   static void fill(Step& step, const Key& key, const PagedBatch& batch);
   TensorView forward(const Weights& weights, KvCache& cache, const Step& step, ConstTensorView drawn_B, const AdapterBank* bank,
                      const Adapter* single);
@@ -46,6 +49,7 @@ class DecodeRecorder {
   ops::OpContext& ctx_;
   autograd::Arena arena_;
   std::map<Key, std::unique_ptr<Step>> steps_;
+  std::map<std::int64_t, bool> takes_experts_;  ///< by rows, of `weights_`
   /// What the recordings were made with.
   const void* weights_ = nullptr;
   PolicyVersion version_;

@@ -119,8 +119,8 @@ autograd::ExpertsParameter BoundModel::experts(std::int64_t layer) const {
 }
 
 std::shared_ptr<const autograd::LoraParameter> BoundModel::lora(Block block, std::int64_t layer, std::int64_t expert) const {
-  PRL_CHECK(bank == nullptr || expert < 0, "adapters of experts by index");
   if (adapters.empty() && bank == nullptr) return nullptr;
+  if (bank != nullptr && expert >= 0) return nullptr;  // a bank takes no adapters of experts
   auto out = std::make_shared<autograd::LoraParameter>();
   if (bank != nullptr) {
     out->index = bank->index(block, layer, tiles);

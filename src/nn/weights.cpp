@@ -61,9 +61,6 @@ std::shared_ptr<Weights> start_weights(ops::OpContext& ctx, const ModelConfig& c
                                        PolicyVersion version, const WeightsPtr& previous) {
   if (compute != DType::kF32 && compute != DType::kBF16)
     fail(ErrorCode::kInvalidArgument, "weights compute in float32 or bfloat16, not in {}", to_string(compute));
-  if (config.num_experts > 0 && ctx.runtime->device().kind != DeviceKind::kCpu)
-    fail(ErrorCode::kNotImplemented, "a {} model on {}: mixtures of experts run on CPUs so far (compute.device = \"cpu\")",
-         config.model_type, to_string(ctx.runtime->device()));
   auto weights = std::make_shared<Weights>();
   weights->config = config;
   weights->version = version;
@@ -203,6 +200,19 @@ class StoredReader {
     fill(raw, block, false);
     return rounded(ctx_, raw, compute_);
   }
+  /// All blocks in the array of `flat`.
+  void fill_all(const Tensor& flat, const TensorTable& table) const {
+    for (const BlockSpec& block : table.blocks()) {
+      const Tensor to = flat.slice(block.offset, block.shape.num_elements());
+      if (is_read_as_stored(block)) {
+        fill(to, block, true);
+        continue;
+      }
+      const Tensor read = Tensor::empty(ctx_.runtime, to.shape(), DType::kF32);
+      fill(read, block, false);
+      ops::cast(ctx_, to, read);
+    }
+  }
   Tensor table(const BlockSpec& block) const {
     const Tensor read = plain(block);
     if (read.dtype() == compute_) return read;
@@ -220,11 +230,13 @@ class StoredReader {
   std::span<const io::SafetensorsRef> refs_of(const BlockSpec& block) const {
     return stored_.subspan(block.first_tensor, block.num_tensors);
   }
+  bool is_read_as_stored(const BlockSpec& block) const {
+    return compute_ == DType::kBF16 &&
+           std::ranges::all_of(refs_of(block), [](const io::SafetensorsRef& ref) { return ref.entry->type == io::StoredType::kBF16; });
+  }
   /// As stored if all of its tensors are in the compute dtype, else widened to fp32.
   Tensor plain(const BlockSpec& block) const {
-    const bool as_stored = compute_ == DType::kBF16 && std::ranges::all_of(refs_of(block), [](const io::SafetensorsRef& ref) {
-                             return ref.entry->type == io::StoredType::kBF16;
-                           });
+    const bool as_stored = is_read_as_stored(block);
     const Tensor out = Tensor::empty(ctx_.runtime, block.shape, as_stored ? DType::kBF16 : DType::kF32);
     fill(out, block, as_stored);
     return out;
@@ -269,7 +281,14 @@ WeightsPtr load_weights(ops::OpContext& ctx, const ModelConfig& config, const st
   const io::SafetensorsFolder files = io::SafetensorsFolder::open(folder);
   std::shared_ptr<Weights> weights = start_weights(ctx, config, make_tensor_table(config), compute, version, previous);
   const std::vector<io::SafetensorsRef> stored = match_stored_weights(files, config, *weights->table);
-  fill_weights(*weights, ctx, with_backward, StoredReader(ctx, stored, compute, with_backward));
+  const StoredReader reader(ctx, stored, compute, with_backward);
+  if (ops::shares_weights(ctx)) {  // in one array, as every later version has them
+    weights->flat = Tensor::empty(ctx.runtime, {weights->table->num_master_elements()}, compute);
+    reader.fill_all(weights->flat, *weights->table);
+    fill_weights(*weights, ctx, with_backward, Slicer(ctx, *weights->table, weights->flat, with_backward));
+  } else {
+    fill_weights(*weights, ctx, with_backward, reader);
+  }
   return weights;
 }
 
@@ -287,6 +306,7 @@ WeightsPtr adapted(ops::OpContext& ctx, const TensorTable& trained, const Weight
     if (found == TensorTable::kNone || spec.is_matrix()) continue;
     weights->blocks[i].plain = packer.vector(trained.blocks()[found]);
     weights->base_checksum = nullptr;
+    weights->flat = {};
   }
   for (std::size_t i = 0; i < weights->blocks.size(); ++i) {
     const BlockSpec& of_base = base->table->blocks()[i];
@@ -294,6 +314,7 @@ WeightsPtr adapted(ops::OpContext& ctx, const TensorTable& trained, const Weight
     if (found == TensorTable::kNone || !of_base.is_matrix()) continue;
     const BlockSpec& spec = trained.blocks()[found];
     weights->base_checksum = nullptr;
+    weights->flat = {};
     Weights::PackedBlock& to = weights->blocks[i];
     if (spec.kind == Block::kEmbedding) {
       to.plain = packer.table(spec);

@@ -34,6 +34,19 @@ void route_backward(OpContext& ctx, TensorView dlogits_TE, ConstTensorView dweig
   table_entry(ctx, ctx.table->route_backward, "route_backward")(ctx, dlogits_TE, dweights_TK, logits_TE, ids_TK, weights_TK, renormalize);
 }
 
+void place_rows(OpContext& ctx, TensorView begin_P, TensorView token_R, TensorView weight_R, TensorView slot_TK, ConstTensorView ids_TK,
+                ConstTensorView weights_TK) {
+  ShapeCheck c("place_rows", ctx);
+  c.check("ids", ids_TK, "T K", DType::kI32).check("weights", weights_TK, "T K", DType::kF32).check("slots", slot_TK, "T K", DType::kI32);
+  c.check("begin", begin_P, "P", DType::kI32).check("token", token_R, "R", DType::kI32).check("weight", weight_R, "R", DType::kF32);
+  c.contiguous("ids", ids_TK).contiguous("weights", weights_TK).contiguous("slots", slot_TK);
+  const std::int64_t num_rows = ids_TK.shape.num_elements(), num_experts = begin_P.shape.num_elements() - 1;
+  c.require(token_R.shape.num_elements() == num_rows, "wanted a row for each of a token's experts");
+  c.require(num_experts >= 1 && num_experts <= kMaxExperts && num_rows < (std::int64_t{1} << 31), "wanted 1 to 1024 experts");
+  if (num_rows == 0) return;
+  table_entry(ctx, ctx.table->place_rows, "place_rows")(ctx, begin_P, token_R, weight_R, slot_TK, ids_TK, weights_TK);
+}
+
 void scale_rows(OpContext& ctx, TensorView out_RC, ConstTensorView x_RC, ConstTensorView factors_R) {
   ShapeCheck c("scale_rows", ctx);
   c.check("out", out_RC, "R C").check("x", x_RC, "R C").check("factors", factors_R, "R", DType::kF32);
@@ -57,6 +70,24 @@ void sum_rows(OpContext& ctx, TensorView out_TC, ConstTensorView x_RC, ConstTens
   c.require(rows_TK.shape.num_cols() <= kMaxActiveExperts, "at most 32 rows are added");
   if (out_TC.shape.num_elements() == 0) return;
   table_entry(ctx, ctx.table->sum_rows, "sum_rows")(ctx, out_TC, x_RC, rows_TK, accumulate);
+}
+
+bool can_mix_experts(OpContext& ctx, std::int64_t num_tokens, std::int64_t num_active, const ExpertMatrices& experts) {
+  return ctx.table->can_mix_experts != nullptr && ctx.table->can_mix_experts(ctx, num_tokens, num_active, experts);
+}
+
+bool mix_experts(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, ConstTensorView ids_TK, ConstTensorView weights_TK,
+                 const ExpertMatrices& experts) {
+  if (ctx.table->mix_experts == nullptr) return false;
+  ShapeCheck c("mix_experts", ctx);
+  c.require(!experts.gate_up.empty() && experts.gate_up.size() == experts.down.size(), "wanted two matrices of each expert");
+  const LinearWeight &gate_up = *experts.gate_up[0], &down = *experts.down[0];
+  c.extent("H", gate_up.num_inputs(), "gate_up").extent("H", down.num_outputs(), "down");
+  c.extent("F", gate_up.num_outputs() / 2, "gate_up").extent("F", down.num_inputs(), "down");
+  c.check("out", out_TH, "T H", gate_up.dtype()).check("x", x_TH, "T H", gate_up.dtype());
+  c.check("ids", ids_TK, "T K", DType::kI32).check("weights", weights_TK, "T K", DType::kF32);
+  c.contiguous("ids", ids_TK).contiguous("weights", weights_TK);
+  return x_TH.shape.num_elements() == 0 || ctx.table->mix_experts(ctx, out_TH, x_TH, ids_TK, weights_TK, experts);
 }
 
 }  // namespace prl::ops

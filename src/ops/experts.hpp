@@ -1,12 +1,14 @@
 #pragma once
 
-#include "ops/context.hpp"
+#include <span>
+
+#include "ops/linear.hpp"
 
 namespace prl::ops {
 
 // Mixtures of experts: which experts take a token, and how rows travel to them and back. The experts' products are ops::linear, expert by
-// expert, over rows that lie together. Legend: T tokens, E experts, K experts of a token, R rows, C columns. A row of a result depends on
-// its own row and the weights, as everywhere.
+// expert, over rows that lie together. Legend: T tokens, E experts, K experts of a token, R rows, C columns, H hidden, F width of an
+// expert. A row of a result depends on its own row and the weights, as everywhere.
 
 /// The most experts that a router chooses from.
 inline constexpr std::int64_t kMaxExperts = 1024;
@@ -20,11 +22,29 @@ void route(OpContext& ctx, TensorView ids_TK, TensorView weights_TK, TensorView 
 void route_backward(OpContext& ctx, TensorView dlogits_TE, ConstTensorView dweights_TK, ConstTensorView logits_TE, ConstTensorView ids_TK,
                     ConstTensorView weights_TK, bool renormalize);
 
+/// Sorts the rows of tokens and their experts, R = T * K of them, by expert, and those of one expert by token. All int32 but for weights:
+/// begin_P (P = E + 1): where each expert's rows begin, and R; of each row its token and its weight; slot_TK: the row of a token's k-th
+/// expert. ids_TK, contiguous, are route()'s.
+void place_rows(OpContext& ctx, TensorView begin_P, TensorView token_R, TensorView weight_R, TensorView slot_TK, ConstTensorView ids_TK,
+                ConstTensorView weights_TK);
+
 /// out_RC = factors_R (fp32) * x_RC; out may be x.
 void scale_rows(OpContext& ctx, TensorView out_RC, ConstTensorView x_RC, ConstTensorView factors_R);
 /// out_R (fp32) = sum over C of a_RC * b_RC, in one order that depends on C alone.
 void row_dots(OpContext& ctx, TensorView out_R, ConstTensorView a_RC, ConstTensorView b_RC);
 /// out_TC = the sum of the rows rows_TK[t] (int32) of x_RC, in order of k and in fp32, or += if `accumulate`.
 void sum_rows(OpContext& ctx, TensorView out_TC, ConstTensorView x_RC, ConstTensorView rows_TK, bool accumulate);
+
+/// The matrices of a layer's experts: [2F, H] and [H, F] of each, without biases.
+struct ExpertMatrices {
+  std::span<const LinearWeight*const> gate_up, down;
+};
+/// Whether mix_experts() takes these, whatever the routing.
+bool can_mix_experts(OpContext& ctx, std::int64_t num_tokens, std::int64_t num_active, const ExpertMatrices& experts);
+/// What follows route(), without the host, so that it can be recorded: out_TH = the sum over a token's experts of down (weight *
+/// swiglu(gate_up x)). The bits are those of place_rows, embedding, linear, swiglu, scale_rows, linear and sum_rows. ids_TK and weights_TK
+/// contiguous. False, and nothing is done, unless can_mix_experts().
+bool mix_experts(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, ConstTensorView ids_TK, ConstTensorView weights_TK,
+                 const ExpertMatrices& experts);
 
 }  // namespace prl::ops

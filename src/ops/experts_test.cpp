@@ -110,6 +110,35 @@ TEST_P(ExpertsTest, RouteBackwardIsTheSlope) {
     }
 }
 
+TEST_P(ExpertsTest, RowsArePlacedByExpertAndThenByToken) {
+  Session s(kind());
+  for (const auto [T, E, K] : {Sizes{1, 1, 1}, {1, 8, 2}, {7, 8, 2}, {333, 128, 8}, {5, 40, 32}, {4000, 6, 2}}) {
+    Rng rng(static_cast<std::uint64_t>(T * E));
+    std::vector<std::int32_t> ids, order(static_cast<std::size_t>(E));
+    std::iota(order.begin(), order.end(), 0);
+    for (std::int64_t t = 0; t < T; ++t) {
+      for (std::size_t e = order.size() - 1; e > 0; --e) std::swap(order[e], order[rng.next_below(e + 1)]);
+      ids.insert(ids.end(), order.begin(), order.begin() + K);
+    }
+    const Tensor weights = s.random({T, K}, DType::kF32, 3);
+    const auto nothing = [&](std::int64_t count) { return s.ints(std::vector<std::int32_t>(static_cast<std::size_t>(count), -1)); };
+    Tensor begin = nothing(E + 1), token = nothing(T * K), slot = nothing(T * K).reshaped({T, K}),
+           weight = s.poisoned({T * K}, DType::kF32);
+    place_rows(s.ctx, begin, token, weight, slot, s.ints(ids).reshaped({T, K}), weights);
+    std::vector<std::size_t> by_expert(ids.size());
+    std::iota(by_expert.begin(), by_expert.end(), std::size_t{0});
+    std::ranges::stable_sort(by_expert, {}, [&](std::size_t i) { return ids[i]; });
+    for (std::size_t row = 0; row < by_expert.size(); ++row) {
+      const std::size_t i = by_expert[row];
+      ASSERT_EQ(token.as<std::int32_t>()[row], static_cast<std::int32_t>(i) / K) << T << " tokens of " << E << ": row " << row;
+      ASSERT_EQ(weight.as<float>()[row], weights.as<float>()[i]);
+      ASSERT_EQ(slot.as<std::int32_t>()[i], static_cast<std::int32_t>(row));
+    }
+    for (std::int64_t e = 0; e <= E; ++e)
+      ASSERT_EQ(begin.as<std::int32_t>()[e], std::ranges::count_if(ids, [e = e](std::int32_t id) { return id < e; })) << e;
+  }
+}
+
 TEST_P(ExpertsTest, RowsAreScaledAndMultiplied) {
   Session s(kind());
   for (const std::int64_t C : {1, 8, 37, 1000}) {

@@ -46,6 +46,7 @@
   PRL_OP(rope)                      \
   PRL_OP(route)                     \
   PRL_OP(route_backward)            \
+  PRL_OP(place_rows)                \
   PRL_OP(scale_rows)                \
   PRL_OP(row_dots)                  \
   PRL_OP(sum_rows)                  \
@@ -61,6 +62,8 @@
 /// Ops that not every device has: attention and adapters from indices in its own memory, and fused forms of ops above.
 #define PRL_FOR_EACH_OPTIONAL_OP(PRL_OP) \
   PRL_OP(linear_fused)                   \
+  PRL_OP(can_mix_experts)                \
+  PRL_OP(mix_experts)                    \
   PRL_OP(write_lora_entry)               \
   PRL_OP(add_lora_indexed)               \
   PRL_OP(linear_lora)                    \

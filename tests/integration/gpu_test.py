@@ -83,6 +83,36 @@ def test_lock_step_of_an_adapter_matches_exactly():
             check(len({rows[step]["loss/mean"] for step in range(1, 7)}) > 3, "losses say nothing")
 
 
+def test_a_mixture_of_experts_matches_exactly():
+    needs_gpu()
+    with harness.workspace("gpu-experts") as folder:
+        # Sizes that the kernels for few rows of many experts take.
+        model = harness.tiny_model(folder / "model", "--family", "qwen3_moe", "--num-experts", 8, "--num-experts-per-tok", 2, "--hidden-size", 128,
+                                   "--moe-intermediate-size", 64, "--head-dim", 64)
+        data = harness.sft_data(folder / "data.jsonl", 256)
+        fine_tune = ("sft", "--model.name", model, "--data.name", data, "--data.seq-len", 256, "--data.batch-size", 8, "--max-steps", 40,
+                     "--optim.lr", "2e-3", "--ckpt.weights-only")
+        compare(folder, fine_tune, 40, {"loss/mean": 0.05, "routing_confidence/mean": 0.05})
+        digests = {}
+        for name, flags in {"kept": (), "again": (), "recomputed": ("--model.ac",)}.items():
+            prl(*fine_tune, "--compute.device", "cuda", *BFLOAT16, "--output-dir", folder / name, *flags)
+            digests[name] = harness.tensor_digest(folder / name / "weights/step_40")
+        check(len(set(digests.values())) == 1, f"weights depend on the run or on what is recomputed: {digests}")
+        config = harness.rl_config(folder / "rl.toml", folder / "kept/weights/step_40", max_async_level=0)
+        digests = []
+        adapter = ("--trainer.model.lora.rank", 8, "--trainer.optim.lr", "5e-3")
+        attention = (*adapter, "--trainer.model.lora.target-modules", "q_proj,v_proj,o_proj")
+        for name, flags in {"first": (), "second": (), "adapter": adapter, "attention": attention}.items():
+            out = folder / name
+            prl("rl", "@", config, "--output-dir", out, "--ckpt", "--trainer.compute.device", "cuda", "--trainer.compute.dtype", "bfloat16", *flags)
+            rows = harness.metrics(out)
+            worst = max(abs(rows[step]["mismatch_kl/all/max"]) for step in range(1, 11))
+            check(worst == 0, f"{name}: sampler and trainer differ: mismatch_kl {worst}")
+            check(len({rows[step]["loss/mean"] for step in range(1, 11)}) > 3, f"{name}: losses say nothing")
+            digests.append(harness.tensor_digest(out / "weights/step_10"))
+        check(digests[0] == digests[1] and len(set(digests)) == 3, "two runs of one seed differ, or two adapters do not")
+
+
 def test_a_real_size_stays_within_its_memory_plan():
     needs_gpu()
     with harness.workspace("gpu-plan") as folder:
@@ -154,5 +184,5 @@ def test_steps_ahead_count_what_they_have_not_seen():
 
 
 harness.main(test_fine_tuning_agrees_with_the_cpu, test_policy_steps_agree_with_the_cpu, test_lock_step_repeats_and_matches_exactly,
-             test_lock_step_of_an_adapter_matches_exactly, test_a_real_size_stays_within_its_memory_plan, test_an_engine_alone_stays_within_its_share,
-             test_steps_ahead_count_what_they_have_not_seen)
+             test_lock_step_of_an_adapter_matches_exactly, test_a_mixture_of_experts_matches_exactly,
+             test_a_real_size_stays_within_its_memory_plan, test_an_engine_alone_stays_within_its_share, test_steps_ahead_count_what_they_have_not_seen)

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <span>
+#include <vector>
 
 #include "ops/cpu/bodies.hpp"
 #include "ops/cpu/parallel.hpp"
@@ -77,6 +79,26 @@ void route_backward(OpContext& ctx, TensorView dlogits_TE, ConstTensorView dweig
       kernels_of_cpu.cast(row_bytes(dlogits_TE, t), dlogits_TE.dtype, d.data(), DType::kF32, E);
     }
   });
+}
+
+void place_rows(OpContext& /*ctx*/, TensorView begin_P, TensorView token_R, TensorView weight_R, TensorView slot_TK, ConstTensorView ids_TK,
+                ConstTensorView weights_TK) {
+  const std::int64_t R = ids_TK.shape.num_elements(), K = ids_TK.shape.num_cols(), E = begin_P.shape.num_elements() - 1;
+  const std::span ids(ids_TK.as<std::int32_t>(), static_cast<std::size_t>(R));
+  const std::span begin(begin_P.as<std::int32_t>(), static_cast<std::size_t>(E) + 1);
+  std::ranges::fill(begin, 0);
+  for (const std::int32_t id : ids) {
+    if (id < 0 || id >= E) fail(ErrorCode::kInvalidArgument, "[place_rows] expert {} of {}", id, E);
+    ++begin[static_cast<std::size_t>(id) + 1];
+  }
+  for (std::size_t e = 1; e < begin.size(); ++e) begin[e] += begin[e - 1];
+  std::vector<std::int32_t> next(begin.begin(), begin.end() - 1);
+  for (std::int64_t i = 0; i < R; ++i) {
+    const std::int32_t row = next[static_cast<std::size_t>(ids[static_cast<std::size_t>(i)])]++;
+    slot_TK.as<std::int32_t>()[i] = row;
+    token_R.as<std::int32_t>()[row] = static_cast<std::int32_t>(i / K);
+    weight_R.as<float>()[row] = weights_TK.as<float>()[i];
+  }
 }
 
 void scale_rows(OpContext& ctx, TensorView out_RC, ConstTensorView x_RC, ConstTensorView factors_R) {

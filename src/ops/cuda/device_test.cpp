@@ -249,20 +249,23 @@ TEST(CudaLinear, RowsAreTheSameBitsForEveryNumberOfRows) {
 /// Nor for what else was computed before it: neither when kernels are measured, nor for which size of a class.
 TEST(CudaLinear, KernelsAreChosenForSpeedAlone) {
   enum class History { kMeasured, kNot, kOthersFirst, kOften };
-  for (const auto& [N, K] : {std::pair<std::int64_t, std::int64_t>{1024, 768}, {264, 200}}) {
+  for (const auto& [N, K] : {std::pair<std::int64_t, std::int64_t>{1024, 768}, {264, 200}, {2500, 304}}) {
     std::vector<Tensor> want;
     for (const History history : {History::kMeasured, History::kNot, History::kOthersFirst, History::kOften}) {
       Sides s;
       s.gpu.may_measure = history == History::kMeasured;
-      const Tensor x = s.to_gpu(s.random({700, K}, DType::kBF16, 1)), dy = s.to_gpu(s.random({700, N}, DType::kBF16, 2));
+      // Rows of dy begin at even places, as those of the head's do, however wide they are.
+      const std::int64_t apart = (N + 63) / 64 * 64;
+      const Tensor x = s.to_gpu(s.random({700, K}, DType::kBF16, 1)), all_dy = s.to_gpu(s.random({700, apart}, DType::kBF16, 2));
+      const TensorView dy{all_dy.data(), {700, N}, DType::kBF16, all_dy.view().device, apart};
       const LinearWeightPtr packed = pack_linear(s.gpu, s.to_gpu(s.random({N, K}, DType::kF32, 3, 0.05f)), {}, DType::kBF16, true);
       std::vector<Tensor> found;
       const auto run = [&](std::int64_t rows) {
         const Tensor y = Tensor::empty(s.gpu_runtime, {rows, N}, DType::kBF16), dx = Tensor::empty(s.gpu_runtime, {rows, K}, DType::kBF16);
         const Tensor dw = Tensor::empty(s.gpu_runtime, {N, K}, DType::kF32);
         linear(s.gpu, y, x.slice(0, rows), *packed);
-        linear_backward_input(s.gpu, dx, dy.slice(0, rows), *packed, false);
-        linear_backward_weight(s.gpu, dw, {}, dy.slice(0, rows), x.slice(0, rows), false);
+        linear_backward_input(s.gpu, dx, dy.rows(0, rows), *packed, false);
+        linear_backward_weight(s.gpu, dw, {}, dy.rows(0, rows), x.slice(0, rows), false);
         found = {y, dx, dw};
       };
       const std::vector<std::int64_t> sizes =
@@ -427,6 +430,81 @@ TEST(CudaLinear, FusedNeighboursAreTheOpsOneAfterAnother) {
   }
   EXPECT_EQ(different, "");
   EXPECT_EQ(refused, "");
+}
+
+/// Experts of a layer as they lie in a model: gate and up, then down, one expert after another.
+struct Experts {
+  Tensor all;
+  std::vector<LinearWeightPtr> weights;
+  std::vector<const LinearWeight*> gate_up, down;
+  ExpertMatrices matrices() const { return {gate_up, down}; }
+
+  Experts(Sides& s, std::int64_t E, std::int64_t H, std::int64_t F) {
+    Tensor host = s.random({E * 3 * F * H}, DType::kBF16, 2, 0.05f);
+    all = s.to_gpu(host);
+    for (std::int64_t e = 0; e < E; ++e) {
+      weights.push_back(share_linear(s.gpu, all.slice(e * 3 * F * H, 2 * F * H).reshaped({2 * F, H}), {}, false));
+      gate_up.push_back(weights.back().get());
+      weights.push_back(share_linear(s.gpu, all.slice((e * 3 + 2) * F * H, F * H).reshaped({H, F}), {}, false));
+      down.push_back(weights.back().get());
+    }
+  }
+};
+
+/// By the ops one after another, expert by expert.
+Tensor mixed_in_steps(Sides& s, const Experts& experts, const Tensor& x_TH, const Tensor& ids_TK, const Tensor& weights_TK) {
+  const std::int64_t T = ids_TK.shape().num_rows(), K = ids_TK.shape().num_cols(), R = T * K, H = x_TH.shape().num_cols();
+  const auto E = static_cast<std::int64_t>(experts.down.size()), F = experts.down[0]->num_inputs();
+  const auto fresh = [&](Shape shape, DType dtype) { return Tensor::empty(s.gpu_runtime, shape, dtype); };
+  Tensor begin = fresh({E + 1}, DType::kI32), token = fresh({R}, DType::kI32), weight = fresh({R}, DType::kF32),
+         slot = fresh({T, K}, DType::kI32);
+  place_rows(s.gpu, begin, token, weight, slot, ids_TK, weights_TK);
+  const Tensor begins = s.to_cpu(begin);
+  Tensor rows = fresh({R, H}, DType::kBF16), gate_up = fresh({R, 2 * F}, DType::kBF16), hidden = fresh({R, F}, DType::kBF16),
+         out = fresh({T, H}, DType::kBF16);
+  embedding(s.gpu, rows, x_TH, token.view());
+  const auto products = [&](Tensor& to, const Tensor& from, const std::vector<const LinearWeight*>& matrices) {
+    for (std::size_t e = 0; e < matrices.size(); ++e)
+      if (const std::int32_t first = begins.as<std::int32_t>()[e], count = begins.as<std::int32_t>()[e + 1] - first; count > 0)
+        linear(s.gpu, to.slice(first, count), from.slice(first, count), *matrices[e]);
+  };
+  products(gate_up, rows, experts.gate_up);
+  swiglu(s.gpu, hidden, gate_up);
+  scale_rows(s.gpu, hidden, hidden, weight);
+  products(rows, hidden, experts.down);
+  sum_rows(s.gpu, out, rows, slot, false);
+  return s.to_cpu(out);
+}
+
+TEST(CudaExperts, AMixtureIsItsOpsOneAfterAnother) {
+  Sides s;
+  if (cuda::properties_of(s.gpu).major != 9) GTEST_SKIP() << "kernels for compute capability 9.0";
+  struct Case {
+    std::int64_t E, K, H, F;
+  };
+  std::string different;
+  for (const auto& [E, K, H, F] : {Case{128, 8, 512, 256}, {8, 2, 1024, 512}, {6, 2, 64, 64}, {40, 3, 192, 320}, {1, 1, 128, 64}}) {
+    if (is_watched() && E * H * F > 3'000'000) continue;
+    const Experts experts(s, E, H, F);
+    for (const std::int64_t T : {1, 2, 3, 8, 9, 33, 64, 200, 513, 2048}) {
+      if (is_watched() && T > 33) continue;
+      for (const bool is_skewed : {false, true}) {  // skewed: the first experts have most rows, the last ones none
+        Tensor x = s.to_gpu(s.random({T, H}, DType::kBF16, 1)), logits = s.random({T, E}, DType::kF32, static_cast<std::uint64_t>(T), 2.0f);
+        for (std::int64_t i = 0; is_skewed && i < T * E; ++i) logits.as<float>()[i] -= 0.3f * static_cast<float>(i % E);
+        Tensor ids = Tensor::empty(s.gpu_runtime, {T, K}, DType::kI32), weights = Tensor::empty(s.gpu_runtime, {T, K}, DType::kF32),
+               mass = Tensor::empty(s.gpu_runtime, {T}, DType::kF32), got = s.to_gpu(s.filled({T, H}, DType::kBF16, kNan));
+        route(s.gpu, ids, weights, mass, s.to_gpu(logits), true);
+        if (!can_mix_experts(s.gpu, T, K, experts.matrices())) {
+          if (T * K <= 64 * E) different += fmt::format(" {} of {} refused", T, E);
+          continue;
+        }
+        ASSERT_TRUE(mix_experts(s.gpu, got, x, ids, weights, experts.matrices()));
+        if (!same_bits(s.to_cpu(got), mixed_in_steps(s, experts, x, ids, weights)))
+          different += fmt::format(" {} tokens of {} experts", T, E);
+      }
+    }
+  }
+  EXPECT_EQ(different, "");
 }
 
 /// The same where the result is fp32, as logits are, and at widths that no alignment likes.

@@ -1,7 +1,11 @@
 #include <climits>
 
+#include "base/error.hpp"
 #include "ops/cuda/bodies.hpp"
+#include "ops/cuda/chain.cuh"
 #include "ops/cuda/device.cuh"
+#include "ops/cuda/few_rows.hpp"
+#include "ops/cuda/linear_weight.hpp"
 #include "ops/experts.hpp"
 
 namespace prl::ops::cuda {
@@ -9,6 +13,8 @@ namespace {
 
 constexpr int kRouteWarps = 4;
 constexpr int kRowBlock = 128;
+/// Of sum_rows: asked for before any is added.
+constexpr int kRowsAtOnce = 8;
 
 struct RouteArgs {
   std::int32_t* ids;
@@ -28,21 +34,27 @@ __device__ __forceinline__ void take_greater(float& value, int& index, float oth
   }
 }
 
-/// One warp per token; lane k keeps the k-th expert.
+/// One warp per token; lane k keeps the k-th expert, and every lane the logits of kEach experts.
+template <int kEach>
 __global__ void __launch_bounds__(kRouteWarps* kWarp) route_kernel(const RouteArgs a) {
   const int t = static_cast<int>(blockIdx.x) * kRouteWarps + static_cast<int>(threadIdx.x) / kWarp,
             lane = static_cast<int>(threadIdx.x) % kWarp;
+  wait_for_previous();
+  let_next_begin();
   if (t >= a.num_tokens) return;
   const float* logits = a.logits + t * a.logits_stride;
+  float v[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) v[i] = i * kWarp + lane < a.num_experts ? logits[i * kWarp + lane] : 0.0f;
   float last = INFINITY, mine = 0.0f, most = 0.0f;
   int last_index = -1, mine_index = 0;
   for (int k = 0; k < a.num_active; ++k) {
     float best = -INFINITY;
     int best_index = INT_MAX;
-    for (int e = lane; e < a.num_experts; e += kWarp) {
-      const float v = logits[e];
-      if (v < last || (v == last && e > last_index)) take_greater(best, best_index, v, e);
-    }
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+      if (const int e = i * kWarp + lane; e < a.num_experts && (v[i] < last || (v[i] == last && e > last_index)))
+        take_greater(best, best_index, v[i], e);
 #pragma unroll
     for (int step = kWarp / 2; step > 0; step /= 2)
       take_greater(best, best_index, __shfl_xor_sync(kFullWarp, best, step), __shfl_xor_sync(kFullWarp, best_index, step));
@@ -52,9 +64,10 @@ __global__ void __launch_bounds__(kRouteWarps* kWarp) route_kernel(const RouteAr
     last = best, last_index = best_index;
   }
   float all = 0.0f;
-  for (int e = lane; e < a.num_experts; e += kWarp) all += __expf(logits[e] - most);
 #pragma unroll
-  for (int step = kWarp / 2; step > 0; step /= 2) all += __shfl_xor_sync(kFullWarp, all, step);
+  for (int i = 0; i < kEach; ++i)
+    if (i * kWarp + lane < a.num_experts) all += __expf(v[i] - most);
+  all = warp_sum(all);
   const float weight = __expf(mine - most);
   float of_chosen = 0.0f;
   for (int k = 0; k < a.num_active; ++k) of_chosen += __shfl_sync(kFullWarp, weight, k);
@@ -118,11 +131,170 @@ __global__ void __launch_bounds__(kRowBlock)
     sum_rows_kernel(T* out, const T* x, const std::int32_t* rows, std::int64_t out_stride, std::int64_t x_stride, std::int64_t rows_stride,
                     std::int64_t cols, int num_rows, bool accumulate) {
   const std::int64_t t = blockIdx.x, c = static_cast<std::int64_t>(blockIdx.y) * kRowBlock + threadIdx.x;
+  wait_for_previous();
+  let_next_begin();
   if (c >= cols) return;
   float sum = 0.0f;
-  for (int k = 0; k < num_rows; ++k) sum += to_float(x[rows[t * rows_stride + k] * x_stride + c]);
+  for (int first = 0; first < num_rows; first += kRowsAtOnce) {
+    std::int64_t row[kRowsAtOnce];
+    T v[kRowsAtOnce];
+#pragma unroll
+    for (int i = 0; i < kRowsAtOnce; ++i) row[i] = rows[t * rows_stride + min(first + i, num_rows - 1)];
+#pragma unroll
+    for (int i = 0; i < kRowsAtOnce; ++i) v[i] = x[row[i] * x_stride + c];
+#pragma unroll
+    for (int i = 0; i < kRowsAtOnce; ++i)
+      if (first + i < num_rows) sum += to_float(v[i]);
+  }
   T* const to = out + t * out_stride + c;
   *to = from_float<T>(accumulate ? to_float(*to) + sum : sum);
+}
+
+struct PlaceArgs {
+  std::int32_t* begin;  ///< [E + 1], or null
+  std::int32_t* token;
+  float* weight;
+  std::int32_t* slot;
+  RowTile* tiles;  ///< [num_tiles], or null
+  const std::int32_t* ids;
+  const float* weights;
+  int num_rows, num_active, num_experts, num_tiles, rows_of_tile;
+};
+constexpr int kMostPlaceWarps = 32;
+
+/// Exclusive sum of `value` over the block's warps, and its total. Free for another use after the next barrier.
+__device__ __forceinline__ int2 sum_before(int value, int* scratch) {
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, num_warps = static_cast<int>(blockDim.x) / kWarp;
+  __syncthreads();
+  if (threadIdx.x % kWarp == 0) scratch[warp] = value;
+  __syncthreads();
+  int before = 0, all = 0;
+  for (int w = 0; w < num_warps; ++w) {
+    if (w < warp) before += scratch[w];
+    all += scratch[w];
+  }
+  return {before, all};
+}
+
+/// The tiles of this block's expert, which begin behind those of the experts before it; the last expert's block empties those behind all.
+__device__ __forceinline__ void write_tiles(const PlaceArgs& a, int begin, int count, int* scratch, int* of_expert) {
+  const int expert = static_cast<int>(blockIdx.x), t = static_cast<int>(threadIdx.x), step = static_cast<int>(blockDim.x);
+  for (int e = t; e < a.num_experts; e += step) of_expert[e] = 0;
+  __syncthreads();
+  for (int i = t; i < a.num_rows; i += step) atomicAdd(of_expert + a.ids[i], 1);
+  __syncthreads();
+  int tiles = 0;
+  for (int e = t; e < expert; e += step) tiles += (of_expert[e] + a.rows_of_tile - 1) / a.rows_of_tile;
+  const int first = block_sum(tiles, scratch), mine = (count + a.rows_of_tile - 1) / a.rows_of_tile;
+  for (int i = t; i < mine; i += step)
+    a.tiles[first + i] = {expert, begin + i * a.rows_of_tile, min(a.rows_of_tile, count - i * a.rows_of_tile), 0};
+  if (expert == a.num_experts - 1)
+    for (int i = first + mine + t; i < a.num_tiles; i += step) a.tiles[i] = {};
+}
+
+/// One block per expert: each looks at all rows, so that no block waits for another. A warp has a part of them, in order.
+__global__ void __launch_bounds__(kMostPlaceWarps* kWarp) place_rows_kernel(const PlaceArgs a) {
+  __shared__ int scratch[kMostPlaceWarps];
+  __shared__ int of_expert[kMaxExperts];
+  const int expert = static_cast<int>(blockIdx.x), num_warps = static_cast<int>(blockDim.x) / kWarp;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int part = (a.num_rows + num_warps * kWarp - 1) / (num_warps * kWarp) * kWarp;
+  const int first = warp * part, end = min(a.num_rows, first + part);
+  wait_for_previous();
+  let_next_begin();
+  int mine = 0, lower = 0;
+  for (int base = first; base < end; base += kWarp) {
+    const int id = base + lane < end ? a.ids[base + lane] : INT_MAX;
+    mine += __popc(__ballot_sync(kFullWarp, id == expert));
+    lower += __popc(__ballot_sync(kFullWarp, id < expert));
+  }
+  const int begin = sum_before(lower, scratch).y;
+  const int2 before = sum_before(mine, scratch);
+  int row = begin + before.x;
+  for (int base = first; base < end; base += kWarp) {
+    const int i = base + lane;
+    const bool is_mine = i < end && a.ids[i] == expert;
+    const unsigned hits = __ballot_sync(kFullWarp, is_mine);
+    if (is_mine) {
+      const int r = row + __popc(hits & ((1u << lane) - 1u));
+      a.token[r] = i / a.num_active;
+      a.weight[r] = a.weights[i];
+      a.slot[i] = r;
+    }
+    row += __popc(hits);
+  }
+  if (a.begin != nullptr && threadIdx.x == 0) {
+    a.begin[expert] = begin;
+    if (expert == a.num_experts - 1) a.begin[a.num_experts] = a.num_rows;
+  }
+  if (a.tiles != nullptr) write_tiles(a, begin, before.y, scratch, of_expert);
+}
+
+/// out[r] = x[rows[r]], 16 bytes a thread.
+__global__ void __launch_bounds__(kRowBlock)
+    gather_rows_kernel(uint4* out, const uint4* x, const std::int32_t* rows, std::int64_t x_pieces, int pieces) {
+  wait_for_previous();
+  let_next_begin();
+  const std::int64_t r = blockIdx.x, from = rows[r];
+  for (int i = static_cast<int>(threadIdx.x); i < pieces; i += kRowBlock) out[r * pieces + i] = x[from * x_pieces + i];
+}
+
+void place(OpContext& ctx, const PlaceArgs& a) {
+  const unsigned warps = a.num_rows > 4096 ? kMostPlaceWarps : 8;
+  launch_chained(stream_of(ctx), place_rows_kernel, dim3(static_cast<unsigned>(a.num_experts)), dim3(warps * kWarp), 0, a);
+}
+
+/// How experts' matrices lie, if they are all alike and equally far apart.
+struct Stacked {
+  const DenseWeight* first = nullptr;
+  std::int64_t rows_apart = 0;
+};
+std::optional<Stacked> stacked(const OpContext& ctx, std::span<const LinearWeight* const> weights) {
+  const DenseWeight& first = dense(ctx, *weights[0]);
+  const auto* begin = first.w_NK.as<char>();
+  const std::int64_t row_bytes = first.num_inputs() * static_cast<std::int64_t>(size_of(first.dtype()));
+  const std::int64_t apart = weights.size() > 1 ? dense(ctx, *weights[1]).w_NK.as<char>() - begin : first.num_outputs() * row_bytes;
+  if (apart <= 0 || apart % (8 * row_bytes) != 0 || !is_aligned(begin, 16)) return std::nullopt;
+  for (std::size_t e = 0; e < weights.size(); ++e) {
+    const DenseWeight& w = dense(ctx, *weights[e]);
+    if (w.has_bias() || w.num_outputs() != first.num_outputs() || w.num_inputs() != first.num_inputs() || w.dtype() != first.dtype() ||
+        w.w_NK.as<char>() != begin + static_cast<std::int64_t>(e) * apart)
+      return std::nullopt;
+  }
+  return Stacked{&first, apart / row_bytes};
+}
+
+/// What mix_experts() runs, without the places of its rows.
+struct Mixture {
+  Product gate_up, down;
+  RowsOfExperts rows_of_gate_up, rows_of_down;
+  FewRowsTile tile_of_gate_up, tile_of_down;
+};
+
+std::optional<Mixture> mixture(const OpContext& ctx, std::int64_t num_tokens, std::int64_t num_active, const ExpertMatrices& experts) {
+  const std::optional<Stacked> gate_up = stacked(ctx, experts.gate_up), down = stacked(ctx, experts.down);
+  if (!gate_up || !down || gate_up->first->dtype() != DType::kBF16) return std::nullopt;
+  const auto E = static_cast<std::int64_t>(experts.down.size());
+  const std::int64_t R = num_tokens * num_active, H = gate_up->first->num_inputs(), F = down->first->num_inputs();
+  // Twice the mean, so that most experts have one tile: one of 16 rows costs little more than one of 8, a second reads the weights again.
+  int rows = 8;
+  while (rows < 128 && rows * E < 2 * R) rows *= 2;
+  Mixture m;
+  const auto product = [&](Product& p, RowsOfExperts& of, FewRowsTile& tile, const Stacked& weights, bool swiglu) {
+    p = forward_product(*weights.first, nullptr, weights.first->num_inputs(), R, 0, weights.first->num_outputs());
+    p.out_dtype = DType::kBF16;
+    p.out_stride = swiglu ? F : H;
+    // Each expert that has rows has one tile that may not be full.
+    of = {.tiles = nullptr, .num_tiles = std::min(R, std::min(R, E) + R / rows), .num_experts = E, .rows_apart = weights.rows_apart};
+    if (!has_librarys_bits(ctx, p) || of.num_tiles > 65535) return false;
+    const std::optional<FewRowsTile> found = expert_rows_tile(p, properties_of(ctx), of, rows, swiglu);
+    if (found) tile = *found;
+    return found.has_value();
+  };
+  if (!product(m.gate_up, m.rows_of_gate_up, m.tile_of_gate_up, *gate_up, true) ||
+      !product(m.down, m.rows_of_down, m.tile_of_down, *down, false))
+    return std::nullopt;
+  return m;
 }
 
 RouteArgs args_of(const ConstTensorView& logits_TE, const ConstTensorView& ids_TK, const ConstTensorView& weights_TK, bool renormalize) {
@@ -146,8 +318,10 @@ unsigned route_blocks(const RouteArgs& a) { return static_cast<unsigned>((a.num_
 void route(OpContext& ctx, TensorView ids_TK, TensorView weights_TK, TensorView mass_T, ConstTensorView logits_TE, bool renormalize) {
   RouteArgs a = args_of(logits_TE, ids_TK, weights_TK, renormalize);
   a.mass = mass_T.as<float>();
-  route_kernel<<<route_blocks(a), kRouteWarps * kWarp, 0, stream_of(ctx)>>>(a);
-  PRL_CUDA_CHECK(cudaGetLastError());
+  const auto run = [&](auto kernel) { launch_chained(stream_of(ctx), kernel, dim3(route_blocks(a)), dim3(kRouteWarps * kWarp), 0, a); };
+  static_assert(kMaxExperts <= 32 * kWarp);
+  if (a.num_experts <= 4 * kWarp) return run(route_kernel<4>);
+  a.num_experts <= 8 * kWarp ? run(route_kernel<8>) : run(route_kernel<32>);
 }
 
 void route_backward(OpContext& ctx, TensorView dlogits_TE, ConstTensorView dweights_TK, ConstTensorView logits_TE, ConstTensorView ids_TK,
@@ -159,6 +333,22 @@ void route_backward(OpContext& ctx, TensorView dlogits_TE, ConstTensorView dweig
                                                                                           dlogits_TE.row_stride, dweights_TK.row_stride, a);
   });
   PRL_CUDA_CHECK(cudaGetLastError());
+}
+
+void place_rows(OpContext& ctx, TensorView begin_P, TensorView token_R, TensorView weight_R, TensorView slot_TK, ConstTensorView ids_TK,
+                ConstTensorView weights_TK) {
+  place(ctx, {.begin = begin_P.as<std::int32_t>(),
+              .token = token_R.as<std::int32_t>(),
+              .weight = weight_R.as<float>(),
+              .slot = slot_TK.as<std::int32_t>(),
+              .tiles = nullptr,
+              .ids = ids_TK.as<std::int32_t>(),
+              .weights = weights_TK.as<float>(),
+              .num_rows = static_cast<int>(ids_TK.shape.num_elements()),
+              .num_active = static_cast<int>(ids_TK.shape.num_cols()),
+              .num_experts = static_cast<int>(begin_P.shape.num_elements()) - 1,
+              .num_tiles = 0,
+              .rows_of_tile = 1});
 }
 
 void scale_rows(OpContext& ctx, TensorView out_RC, ConstTensorView x_RC, ConstTensorView factors_R) {
@@ -184,11 +374,56 @@ void sum_rows(OpContext& ctx, TensorView out_TC, ConstTensorView x_RC, ConstTens
   const dim3 grid(static_cast<unsigned>(out_TC.shape.num_rows()), static_cast<unsigned>(ceil_div(cols, kRowBlock)));
   with_type(out_TC.dtype, [&](auto t) {
     using T = decltype(t);
-    sum_rows_kernel<T><<<grid, kRowBlock, 0, stream_of(ctx)>>>(out_TC.as<T>(), x_RC.as<T>(), rows_TK.as<std::int32_t>(), out_TC.row_stride,
-                                                               x_RC.row_stride, rows_TK.row_stride, cols,
-                                                               static_cast<int>(rows_TK.shape.num_cols()), accumulate);
+    launch_chained(stream_of(ctx), sum_rows_kernel<T>, grid, dim3(kRowBlock), 0, out_TC.as<T>(), x_RC.as<T>(), rows_TK.as<std::int32_t>(),
+                   out_TC.row_stride, x_RC.row_stride, rows_TK.row_stride, cols, static_cast<int>(rows_TK.shape.num_cols()), accumulate);
   });
-  PRL_CUDA_CHECK(cudaGetLastError());
+}
+
+bool can_mix_experts(OpContext& ctx, std::int64_t num_tokens, std::int64_t num_active, const ExpertMatrices& experts) {
+  return mixture(ctx, num_tokens, num_active, experts).has_value();
+}
+
+bool mix_experts(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, ConstTensorView ids_TK, ConstTensorView weights_TK,
+                 const ExpertMatrices& experts) {
+  const std::int64_t T = ids_TK.shape.num_rows(), K = ids_TK.shape.num_cols(), R = T * K, H = x_TH.shape.num_cols();
+  std::optional<Mixture> m = mixture(ctx, T, K, experts);
+  if (!m || !is_wide(x_TH)) return false;
+  PlaceArgs a{};
+  std::uint16_t *rows_RH = nullptr, *hidden_RF = nullptr;
+  const auto carve = [&](void* memory) {
+    Carver c(memory);
+    a.token = c.take<std::int32_t>(R);
+    a.weight = c.take<float>(R);
+    a.slot = c.take<std::int32_t>(R);
+    a.tiles = c.take<RowTile>(m->rows_of_gate_up.num_tiles);
+    rows_RH = c.take<std::uint16_t>(R * H);
+    hidden_RF = c.take<std::uint16_t>(R * m->down.K);
+    return c.used();
+  };
+  carve(ctx.workspace->require(carve(nullptr)));
+  a.ids = ids_TK.as<std::int32_t>();
+  a.weights = weights_TK.as<float>();
+  a.num_rows = static_cast<int>(R);
+  a.num_active = static_cast<int>(K);
+  a.num_experts = static_cast<int>(experts.down.size());
+  a.num_tiles = static_cast<int>(m->rows_of_gate_up.num_tiles);
+  a.rows_of_tile = m->tile_of_gate_up.rows;
+  place(ctx, a);
+  const std::int64_t pieces = H / kVec;
+  launch_chained(stream_of(ctx), gather_rows_kernel, dim3(static_cast<unsigned>(R)), dim3(kRowBlock), 0, reinterpret_cast<uint4*>(rows_RH),
+                 reinterpret_cast<const uint4*>(x_TH.as<char>()), a.token, x_TH.row_stride / kVec, static_cast<int>(pieces));
+  m->rows_of_gate_up.tiles = m->rows_of_down.tiles = a.tiles;
+  m->rows_of_gate_up.factors = a.weight;
+  m->gate_up.a = rows_RH;
+  m->gate_up.out = hidden_RF;
+  few_rows_product(ctx, m->gate_up, m->tile_of_gate_up, {.swiglu = true, .experts = &m->rows_of_gate_up});
+  m->down.a = hidden_RF;
+  m->down.out = rows_RH;
+  few_rows_product(ctx, m->down, m->tile_of_down, {.experts = &m->rows_of_down});
+  const Device device = ctx.runtime->device();
+  cuda::sum_rows(ctx, out_TH, ConstTensorView{rows_RH, {R, H}, DType::kBF16, device, H},
+                 ConstTensorView{a.slot, {T, K}, DType::kI32, device, K}, false);
+  return true;
 }
 
 }  // namespace prl::ops::cuda

@@ -33,11 +33,14 @@ template <typename Tile, AdapterPlace kAdapter>
 __host__ __device__ constexpr int weight_copies() {
   return kAdapter == AdapterPlace::kBehind ? blocks_per_slot(Tile::kRows) : 1;
 }
-template <typename Tile, bool kNorm, bool kSwiglu, bool kIsRows, AdapterPlace kAdapter>
-__device__ __forceinline__ void copy_steps(const FewRowsArgs& a, unsigned char* shared, std::uint64_t* full, std::uint64_t* empty) {
+template <typename Tile, bool kNorm, bool kSwiglu, bool kIsRows, AdapterPlace kAdapter, bool kOfExperts>
+__device__ __forceinline__ void copy_steps(const FewRowsArgs& a, const RowsOfBlock<kOfExperts>& of_block, unsigned char* shared,
+                                           std::uint64_t* full, std::uint64_t* empty) {
   constexpr int kBlocks = blocks_per_slot(Tile::kRows), kRowsBytes = kNorm ? 0 : kBlocks * Tile::kRows * kRowBytes;
   constexpr bool kHasRanksBehind = kAdapter == AdapterPlace::kBehind;
-  const int column = static_cast<int>(blockIdx.x) * a.columns, row = static_cast<int>(blockIdx.y) * Tile::kRows;
+  const int row = rows_begin<Tile::kRows>(of_block);
+  int column = static_cast<int>(blockIdx.x) * a.columns;
+  if constexpr (kOfExperts) column += kSwiglu ? 2 * of_block.first_weight : of_block.first_weight;
   const int weight_bytes = kBlocks * a.columns * kRowBytes, pitch = (a.columns + (kHasRanksBehind ? a.ranks : 0)) * kRowBytes;
   const int slot_bytes = kIsRows ? kRowsBytes : kBlocks * pitch,
             copy = !kIsRows && kHasRanksBehind ? static_cast<int>(threadIdx.x) % kWarp : 0;
@@ -86,6 +89,16 @@ __device__ __forceinline__ float2 gated_pair(float2 gate, float2 up) {
     up = __bfloat1622float2(__floats2bfloat162_rn(up.x, up.y));
   }
   return {gated(gate.x, up.x), gated(gate.y, up.y)};
+}
+
+/// A pair as it is stored, in row `row` of out if it has that.
+template <bool kHasFactors>
+__device__ __forceinline__ std::uint32_t stored_pair(const FewRowsArgs& a, float2 x, int row, bool is_there) {
+  const std::uint32_t pair = pack_bf16(x.x, x.y);
+  if constexpr (!kHasFactors) return pair;
+  if (a.row_factors == nullptr) return pair;
+  const float factor = is_there ? __ldcg(a.row_factors + row) : 0.0f;  // an earlier layer has had others in its place
+  return pack_bf16(unpacked<__nv_bfloat16>(&pair, 0) * factor, unpacked<__nv_bfloat16>(&pair, 1) * factor);
 }
 
 /// A lane's results as pairs of neighbouring columns of out. With rows on the left d[4 j + e] is row lane / 4 (+ 8 for e >= 2) of the
@@ -150,29 +163,30 @@ struct LanePairs {
 };
 
 /// Stores results from where they are formed: for fp32, and for few rows, which shared memory would only delay.
-template <typename Tile, typename T, bool kSwiglu>
+template <typename Tile, typename T, bool kSwiglu, bool kOfExperts>
 struct DirectStore {
   using Pairs = LanePairs<Tile, T, kSwiglu>;
   const Pairs pairs;
+  const RowsOfBlock<kOfExperts> of_block;
   std::int64_t at[Pairs::kCount];  ///< in out, or -1 where the tile has none; known before the sum begins
   std::uint32_t residual[Pairs::kCount];
 
-  __device__ __forceinline__ static int first_row() {
-    return static_cast<int>(blockIdx.y) * Tile::kRows + static_cast<int>(threadIdx.x) / kGroup * Tile::kEach;
+  __device__ __forceinline__ int top_row() const {
+    return rows_begin<Tile::kRows>(of_block) + static_cast<int>(threadIdx.x) / kGroup * Tile::kEach;
   }
-  __device__ __forceinline__ explicit DirectStore(const FewRowsArgs& a) : pairs(a) {
-    const int columns = a.columns / (kSwiglu ? 2 : 1), first_column = static_cast<int>(blockIdx.x) * columns, top = first_row();
+  __device__ __forceinline__ DirectStore(const FewRowsArgs& a, const RowsOfBlock<kOfExperts>& rows) : pairs(a), of_block(rows) {
+    const int columns = a.columns / (kSwiglu ? 2 : 1), first_column = static_cast<int>(blockIdx.x) * columns, top = top_row();
 #pragma unroll
     for (int i = 0; i < Pairs::kCount; ++i) {
       const int row = top + pairs.row(i), column = first_column + pairs.column(i);
-      at[i] = known_here(pairs.column(i) < columns && column < a.N && row < a.M ? row * a.out_stride + column : -1);
+      at[i] = known_here(pairs.column(i) < columns && column < a.N && row < rows_end(a, of_block) ? row * a.out_stride + column : -1);
     }
   }
   __device__ __forceinline__ void load_residual(const FewRowsArgs& a) {
     const int first_column = static_cast<int>(blockIdx.x) * (a.columns / (kSwiglu ? 2 : 1));
 #pragma unroll
     for (int i = 0; i < Pairs::kCount; ++i)
-      residual[i] = at[i] >= 0 ? *reinterpret_cast<const std::uint32_t*>(a.residual + (first_row() + pairs.row(i)) * a.residual_stride +
+      residual[i] = at[i] >= 0 ? *reinterpret_cast<const std::uint32_t*>(a.residual + (top_row() + pairs.row(i)) * a.residual_stride +
                                                                          first_column + pairs.column(i))
                                : 0;
   }
@@ -182,7 +196,7 @@ struct DirectStore {
       if constexpr (std::is_same_v<T, float>) {
         if (at[i] >= 0) *reinterpret_cast<float2*>(to) = x;
       } else {
-        std::uint32_t pair = pack_bf16(x.x, x.y);
+        std::uint32_t pair = stored_pair < kOfExperts && kSwiglu > (a, x, top_row() + pairs.row(i), at[i] >= 0);
         if (a.residual != nullptr) pair = sum_of_pairs(pair, residual[i]);
         if (at[i] >= 0) *reinterpret_cast<std::uint32_t*>(to) = pair;
       }
@@ -192,7 +206,7 @@ struct DirectStore {
 
 /// Stores rows of the tile whole, by way of the shared memory of the rows that its warpgroup has read: the pairs that the lanes of a warp
 /// hold lie in eight rows, 16 bytes of each.
-template <typename Tile, bool kSwiglu>
+template <typename Tile, bool kSwiglu, bool kOfExperts>
 struct StagedStore {
   using Pairs = LanePairs<Tile, __nv_bfloat16, kSwiglu>;
   static constexpr int kPieces = kSpan / 8 / (kSwiglu ? 2 : 1);  ///< of 8 columns, in a row
@@ -200,6 +214,7 @@ struct StagedStore {
   static constexpr bool kIsByWarps = Tile::kHasRowsLeft;
   static constexpr int kRowsAtOnce = (kIsByWarps ? kWarp : kGroup) / kPieces, kPasses = (kIsByWarps ? 16 : Tile::kEach) / kRowsAtOnce;
   const Pairs pairs;
+  const RowsOfBlock<kOfExperts> of_block;
   std::int64_t at[kPasses];  ///< as in DirectStore
   int count;                 ///< of columns that lie there
   uint4 residual[kPasses];
@@ -209,17 +224,17 @@ struct StagedStore {
   const int piece = thread % kPieces;
   __device__ __forceinline__ int row_in_group(int pass) const { return first_row + pass * kRowsAtOnce + thread / kPieces; }
   __device__ __forceinline__ int row(int pass) const {
-    return static_cast<int>(blockIdx.y) * Tile::kRows + group * Tile::kEach + row_in_group(pass);
+    return rows_begin<Tile::kRows>(of_block) + group * Tile::kEach + row_in_group(pass);
   }
   __device__ __forceinline__ int first_column(const FewRowsArgs& a) const {
     return static_cast<int>(blockIdx.x) * (a.columns / (kSwiglu ? 2 : 1)) + piece * 8;
   }
-  __device__ __forceinline__ explicit StagedStore(const FewRowsArgs& a) : pairs(a) {
+  __device__ __forceinline__ StagedStore(const FewRowsArgs& a, const RowsOfBlock<kOfExperts>& rows) : pairs(a), of_block(rows) {
     const int columns = a.columns / (kSwiglu ? 2 : 1);
     count = piece * 8 < columns ? min(8, a.N - first_column(a)) : 0;
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass)
-      at[pass] = known_here(count > 0 && row(pass) < a.M ? row(pass) * a.out_stride + first_column(a) : -1);
+      at[pass] = known_here(count > 0 && row(pass) < rows_end(a, of_block) ? row(pass) * a.out_stride + first_column(a) : -1);
   }
   /// Pieces of a row change places with its number, so that neither the lanes of a result nor those of a row share banks.
   __device__ __forceinline__ unsigned char* staged(unsigned char* rows, int row, int at_piece) const {
@@ -251,8 +266,9 @@ struct StagedStore {
   __device__ __forceinline__ void run(const FewRowsArgs& a, unsigned char* rows, const float (&d)[Tile::kResults]) const {
     sync();  // no product reads these rows any more
     pairs.for_each(d, [&](int i, float2 x) {
-      const int c = pairs.column(i);
-      *reinterpret_cast<std::uint32_t*>(staged(rows, pairs.row(i), c / 8) + c % 8 * 2) = pack_bf16(x.x, x.y);
+      const int c = pairs.column(i), r = pairs.row(i), in_all = rows_begin<Tile::kRows>(of_block) + group * Tile::kEach + r;
+      *reinterpret_cast<std::uint32_t*>(staged(rows, r, c / 8) + c % 8 * 2) =
+          stored_pair < kOfExperts && kSwiglu > (a, x, in_all, in_all < rows_end(a, of_block));
     });
     sync();
 #pragma unroll
@@ -398,10 +414,22 @@ __device__ __forceinline__ void norm_rows(const FewRowsArgs& a, unsigned char* r
 
 #endif  // PRL_HOPPER
 
+/// Of experts, known to all threads. Their tiles are there before the kernel in front of this one has ended: no block of that begins, or
+/// lets blocks of this begin, before the kernel that makes them has. So weights begin to come while rows are still written.
+template <bool kOfExperts>
+__device__ __forceinline__ RowsOfBlock<kOfExperts> rows_of_block(const FewRowsArgs& a) {
+  if constexpr (kOfExperts) {
+    const int4 tile = __ldcg(reinterpret_cast<const int4*>(a.row_tiles) + blockIdx.y);
+    return {tile.y, tile.y + tile.z, tile.x * a.rows_apart};
+  } else {
+    return {};
+  }
+}
+
 /// Warps that copy weights and rows, and A and B of an adapter.
 constexpr int copying_threads(bool has_adapter) { return (has_adapter ? 4 : 2) * kWarp; }
 
-template <int kRows, typename T, bool kNorm, bool kSwiglu, AdapterPlace kAdapter>
+template <int kRows, typename T, bool kNorm, bool kSwiglu, AdapterPlace kAdapter, bool kOfExperts = false>
 __global__ void __launch_bounds__(computing_threads(kRows) + copying_threads(kAdapter != AdapterPlace::kNone))
     few_rows_kernel(const __grid_constant__ FewRowsArgs a) {
 #if PRL_HOPPER
@@ -425,10 +453,13 @@ __global__ void __launch_bounds__(computing_threads(kRows) + copying_threads(kAd
   }
   __syncthreads();
   let_next_begin();
+  const RowsOfBlock<kOfExperts> rows = rows_of_block<kOfExperts>(a);
+  if constexpr (kOfExperts)
+    if (rows.first == rows.end) return;
   if (threadIdx.x >= kComputing) {
     if (threadIdx.x < kComputing + weight_copies<Tile, kAdapter>())
-      copy_steps<Tile, kNorm, kSwiglu, false, kAdapter>(a, shared, full, empty);
-    if (!kNorm && threadIdx.x == kComputing + kWarp) copy_steps<Tile, kNorm, kSwiglu, true, kAdapter>(a, shared, full, empty);
+      copy_steps<Tile, kNorm, kSwiglu, false, kAdapter>(a, rows, shared, full, empty);
+    if (!kNorm && threadIdx.x == kComputing + kWarp) copy_steps<Tile, kNorm, kSwiglu, true, kAdapter>(a, rows, shared, full, empty);
     if constexpr (kHasAdapter) {
       if (threadIdx.x / kWarp == kComputing / kWarp + 2) copy_adapter_steps<kRows, kSwiglu, kIsApart>(a, shared, full, empty);
       if (threadIdx.x >= kComputing + 3 * kWarp)
@@ -441,7 +472,9 @@ __global__ void __launch_bounds__(computing_threads(kRows) + copying_threads(kAd
     __device__ None(const FewRowsArgs&, unsigned char*) {}
   };
   std::conditional_t<kHasAdapter, Adapter, None> adapter(a, shared + a.adapter_at);
-  std::conditional_t<(Tile::kRows >= 32 && !std::is_same_v<T, float>), StagedStore<Tile, kSwiglu>, DirectStore<Tile, T, kSwiglu>> store(a);
+  std::conditional_t<(Tile::kRows >= 32 && !std::is_same_v<T, float>), StagedStore<Tile, kSwiglu, kOfExperts>,
+                     DirectStore<Tile, T, kSwiglu, kOfExperts>>
+      store(a, rows);
   if constexpr (kNorm) norm_rows<Tile::kRows>(a, shared + a.rows_at);
   if (a.residual != nullptr) {
     wait_for_previous();
@@ -468,9 +501,11 @@ __global__ void __launch_bounds__(computing_threads(kRows) + copying_threads(kAd
 }
 
 template <int kRows>
-void launch(const OpContext& ctx, const Product& p, const FewRowsArgs& a, bool swiglu, bool is_apart) {
+void launch(const OpContext& ctx, const Product& p, const FewRowsArgs& a, const FewRowsFusion& fusion, bool is_apart) {
+  const bool swiglu = fusion.swiglu;
   using Bf16 = __nv_bfloat16;
-  const dim3 grid(static_cast<unsigned>(ceil_div(p.N, a.columns)), static_cast<unsigned>(ceil_div(p.M, kRows)));
+  const std::int64_t row_tiles = fusion.experts != nullptr ? fusion.experts->num_tiles : ceil_div(p.M, kRows);
+  const dim3 grid(static_cast<unsigned>(ceil_div(p.N, a.columns)), static_cast<unsigned>(row_tiles));
   const auto run = [&](auto kernel) {
     const int bytes = a.adapter != nullptr ? a.adapter_at + adapter_bytes(kRows) : a.barriers_at + 2 * a.slots * 8;
     if (bytes > kMaxSharedBytes) fail(ErrorCode::kShape, "[ops] a tile of {} bytes is more than shared memory has", bytes);
@@ -480,6 +515,11 @@ void launch(const OpContext& ctx, const Product& p, const FewRowsArgs& a, bool s
                    dim3(static_cast<unsigned>(computing_threads(kRows) + copying_threads(a.adapter != nullptr))),
                    static_cast<std::size_t>(bytes), a);
   };
+  if (fusion.experts != nullptr) {
+    constexpr AdapterPlace kNone = AdapterPlace::kNone;
+    return swiglu ? run(few_rows_kernel<kRows, Bf16, false, true, kNone, true>)
+                  : run(few_rows_kernel<kRows, Bf16, false, false, kNone, true>);
+  }
   if (p.out_dtype == DType::kF32) return run(few_rows_kernel<kRows, float, false, false, AdapterPlace::kNone>);
   const auto of = [&]<bool kNorm>() {
     using enum AdapterPlace;
@@ -493,11 +533,11 @@ void launch(const OpContext& ctx, const Product& p, const FewRowsArgs& a, bool s
   of.template operator()<false>();
 }
 
-/// The weights of gate and up, 8 columns of each in turns.
-CUtensorMap gate_up_map(const Product& p, int box_columns, int box_blocks) {
-  const auto half = static_cast<std::uint64_t>(p.N / 2);
+/// The weights of gate and up, 8 columns of each in turns, and `more_rows` behind them.
+CUtensorMap gate_up_map(const Product& p, std::int64_t more_rows, int box_columns, int box_blocks) {
+  const auto eights = static_cast<std::uint64_t>((p.N / 2 + more_rows) / 8);
   return tensor_map_5(p.b,
-                      MapShapeOf<5>{{kBlock, 8, 2, half / 8, static_cast<std::uint64_t>(p.K / kBlock)},
+                      MapShapeOf<5>{{kBlock, 8, 2, eights, static_cast<std::uint64_t>(p.K / kBlock)},
                                     {p.b_stride, p.N / 2 * p.b_stride, 8 * p.b_stride, kBlock},
                                     {kBlock, 8, 2, static_cast<std::uint32_t>(box_columns / 16), static_cast<std::uint32_t>(box_blocks)}});
 }
@@ -603,12 +643,31 @@ std::optional<FewRowsTile> few_rows_tile(const Product& p, const cudaDeviceProp&
   return best;
 }
 
+std::optional<FewRowsTile> expert_rows_tile(const Product& p, const cudaDeviceProp& device, const RowsOfExperts& experts, int rows,
+                                            bool swiglu) {
+  const int unit = swiglu ? 16 : 8;
+  if (device.major != 9 || p.K % kBlock != 0 || p.N % unit != 0 || experts.rows_apart % 8 != 0) return std::nullopt;
+  if (p.in_dtype != DType::kBF16 || p.out_dtype != DType::kBF16 || p.bias != nullptr) return std::nullopt;
+  const int processors = device.multiProcessorCount;
+  FewRowsTile tile{.rows = rows, .columns = kSpan};
+  while (tile.columns > unit && experts.num_tiles * ceil_div(p.N, tile.columns) < processors) tile.columns -= unit;
+  tile.slots = slots_of(tile, p.K, kSharedBytes / 2);
+  if (tile.slots < 2) tile.slots = slots_of(tile, p.K, kSharedBytes);
+  return tile;
+}
+
 void few_rows_product(const OpContext& ctx, const Product& p, const FewRowsTile& t, const FewRowsFusion& fusion) {
   FewRowsArgs a{};
   const int blocks = blocks_per_slot(t.rows);
   const bool is_apart = t.ranks > 0 && (fusion.swiglu || t.columns + t.ranks > kSpan);
-  a.weights = fusion.swiglu ? gate_up_map(p, t.columns, blocks)
-                            : rows_map(p.b, p.N, p.K, p.b_stride, t.columns, t.ranks > 0 && !is_apart ? 1 : blocks);
+  const std::int64_t more_rows = fusion.experts != nullptr ? (fusion.experts->num_experts - 1) * fusion.experts->rows_apart : 0;
+  a.weights = fusion.swiglu ? gate_up_map(p, more_rows, t.columns, blocks)
+                            : rows_map(p.b, p.N + more_rows, p.K, p.b_stride, t.columns, t.ranks > 0 && !is_apart ? 1 : blocks);
+  if (fusion.experts != nullptr) {
+    a.row_tiles = fusion.experts->tiles;
+    a.rows_apart = static_cast<int>(fusion.experts->rows_apart);
+    a.row_factors = fusion.experts->factors;
+  }
   a.out = p.out;
   if (fusion.lora != nullptr) {
     a.adapted_bias = p.bias;
@@ -653,11 +712,11 @@ void few_rows_product(const OpContext& ctx, const Product& p, const FewRowsTile&
   a.barriers_at = a.rows_at + std::max(row_slots * blocks * t.rows * kRowBytes, overrun);
   a.adapter_at = round_up(a.barriers_at + 2 * t.slots * 8, 16);
   switch (t.rows) {
-    case 8: return launch<8>(ctx, p, a, fusion.swiglu, is_apart);
-    case 16: return launch<16>(ctx, p, a, fusion.swiglu, is_apart);
-    case 32: return launch<32>(ctx, p, a, fusion.swiglu, is_apart);
-    case 64: return launch<64>(ctx, p, a, fusion.swiglu, is_apart);
-    default: return launch<128>(ctx, p, a, fusion.swiglu, is_apart);
+    case 8: return launch<8>(ctx, p, a, fusion, is_apart);
+    case 16: return launch<16>(ctx, p, a, fusion, is_apart);
+    case 32: return launch<32>(ctx, p, a, fusion, is_apart);
+    case 64: return launch<64>(ctx, p, a, fusion, is_apart);
+    default: return launch<128>(ctx, p, a, fusion, is_apart);
   }
 }
 

@@ -21,6 +21,19 @@ struct FewRowsTile {
   int slots = 1;    ///< steps along K that are in shared memory at a time
   int ranks = 0;    ///< rows of an adapter's A that a block has room for
 };
+/// Rows that one expert's matrix is multiplied with: [first, first + count) of the product's rows.
+struct alignas(16) RowTile {
+  std::int32_t expert, first, count, unused;  ///< count 0: the block has nothing to do
+};
+/// A product of which b is another for each expert: p.b is that of the first, and p.N its columns.
+struct RowsOfExperts {
+  /// [num_tiles] in device memory, at least one of which is not empty. In recorded work a kernel that lets the next begin only after it has
+  /// waited stands between the one that makes them and these products.
+  const RowTile* tiles = nullptr;
+  std::int64_t num_tiles = 0;
+  std::int64_t num_experts = 0, rows_apart = 0;  ///< rows of p.b_stride from one matrix to the next; multiples of 8
+  const float* factors = nullptr;                ///< [M]: what swiglu's results are multiplied by, once rounded; or null
+};
 /// Neighbouring steps that the kernel does as well; the bits are those of the ops one after another. `p.out` is bf16 then.
 struct FewRowsFusion {
   const float* norm = nullptr;  ///< [K]: a is rms_norm(p.a, norm, eps), for up to kMaxNormRows rows of up to kMaxNormColumns
@@ -31,7 +44,8 @@ struct FewRowsFusion {
   /// Device memory that becomes 1 once p.a is there, for a kernel queued next that reads p.a beside this one: it finds kBesideBytes of
   /// shared memory left on each multiprocessor. Not with a norm.
   std::int32_t* rows_are_there = nullptr;
-  const LoraIndex* lora = nullptr;  ///< with `single`, which is added to the product before anything else
+  const RowsOfExperts* experts = nullptr;  ///< with nothing else but swiglu; p.M is the number of rows of a, of which tiles name some
+  const LoraIndex* lora = nullptr;         ///< with `single`, which is added to the product before anything else
   bool is_any() const noexcept { return norm != nullptr || residual != nullptr || swiglu; }
 };
 /// Every block norms its rows again, and holds all of K: right for the few rows that a kernel of their own would only delay.
@@ -49,6 +63,9 @@ constexpr std::int64_t max_few_rows_outputs(std::int64_t rows, std::int64_t K) {
 
 /// The cut of a product that these kernels take; nothing where the library is as fast, or the product is another. A rule of the shape.
 std::optional<FewRowsTile> few_rows_tile(const Product& p, const cudaDeviceProp& device, const FewRowsFusion& fusion = {});
+/// The same for rows of experts in tiles of `rows`, 8, 16, 32, 64 or 128.
+std::optional<FewRowsTile> expert_rows_tile(const Product& p, const cudaDeviceProp& device, const RowsOfExperts& experts, int rows,
+                                            bool swiglu);
 /// `p` is not transposed on the left, transposed on the right, bf16 and 16-byte aligned in every row, as is the residual; N is a
 /// multiple of 4. With swiglu tile.columns counts columns of gate and of up, a multiple of 16.
 void few_rows_product(const OpContext& ctx, const Product& p, const FewRowsTile& tile, const FewRowsFusion& fusion = {});

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "ops/cuda/device.cuh"
+#include "ops/cuda/few_rows.hpp"
 #include "ops/cuda/hopper.cuh"
 #include "ops/cuda/lora_entry.cuh"
 
@@ -51,7 +52,30 @@ struct FewRowsArgs {
   const float* adapted_bias;       ///< in place of bias
   int num_tiles, ranks;            ///< ranks: rows of A that a block has room for
   int ranks_at, adapter_at;        ///< adapter_at: AdapterOfBlock
+  // Of experts' rows.
+  const RowTile* row_tiles;  ///< [gridDim.y], or null
+  int rows_apart;            ///< rows of `weights` from one expert's matrix to the next
+  const float* row_factors;  ///< of swiglu's results, or null
 };
+
+/// The rows of a block, and where its weights begin.
+template <bool kOfExperts>
+struct RowsOfBlock {
+  const int first, end, first_weight;
+};
+template <>
+struct RowsOfBlock<false> {};
+/// By tiles of kRows.
+template <int kRows>
+__device__ __forceinline__ int rows_begin(const RowsOfBlock<false>&) {
+  return static_cast<int>(blockIdx.y) * kRows;
+}
+template <int kRows>
+__device__ __forceinline__ int rows_begin(const RowsOfBlock<true>& rows) {
+  return rows.first;
+}
+__device__ __forceinline__ int rows_end(const FewRowsArgs& a, const RowsOfBlock<false>&) { return a.M; }
+__device__ __forceinline__ int rows_end(const FewRowsArgs&, const RowsOfBlock<true>& rows) { return rows.end; }
 /// Threads that compute a tile: a warpgroup, or one for each 64 rows.
 __host__ __device__ constexpr int computing_threads(int rows) { return rows >= 64 ? rows / 64 * kGroup : kGroup; }
 
