@@ -24,16 +24,21 @@ TensorView bytes_view(void* data, std::size_t num_bytes, Device device) {
   return {data, {n}, DType::kU8, device, n};
 }
 
-/// Copies what lies in both ranges; `bytes` are those of `from`.
-void copy_shared(const Tensor& to, ElementRange to_range, const char* bytes, std::size_t num_bytes, ElementRange from) {
+/// Copies what lies in both ranges; `bytes`, on `runtime`'s device, are those of `from`. Whatever memory `to` lies in; host memory has it
+/// when this returns.
+void copy_shared(DeviceRuntime& runtime, const Tensor& to, ElementRange to_range, TensorView bytes, ElementRange from) {
   const ElementRange both = intersection(to_range, from);
   if (both.count() == 0) return;
-  const std::size_t element = num_bytes / static_cast<std::size_t>(from.count());
+  const std::size_t element = static_cast<std::size_t>(bytes.shape.num_elements()) / static_cast<std::size_t>(from.count());
   if (element * static_cast<std::size_t>(to_range.count()) != to.num_bytes())
     fail(ErrorCode::kCorrupt, "[healing] a neighbour's copy has elements of {} bytes", element);
   auto* target = static_cast<char*>(to.data()) + element * static_cast<std::size_t>(both.begin - to_range.begin);
-  to.runtime()->copy_from_host(target, bytes + element * static_cast<std::size_t>(both.begin - from.begin),
-                               element * static_cast<std::size_t>(both.count()));
+  const char* source = bytes.as<char>() + element * static_cast<std::size_t>(both.begin - from.begin);
+  const std::size_t count = element * static_cast<std::size_t>(both.count());
+  if (to.runtime()->device() == runtime.device())
+    runtime.copy_within(target, source, count);
+  else
+    runtime.copy_to_host(target, source, count);
 }
 
 std::size_t total_of(const std::vector<Tensor>& tensors) {
@@ -95,22 +100,21 @@ void PeerSnapshots::drop_oldest() {
   kept_.pop_front();
 }
 
-/// The bytes of a list of tensors, one after the other, on their way to a neighbour and to host memory.
+/// Bytes on their way between tensors, host memory and other ranks: a list of tensors, one after the other, to a neighbour and to host
+/// memory; and back.
 ///
 /// Pieces lie in two pairs of places that take turns, on the device and behind it in page-locked memory: while a pair is filled, sent and
 /// copied down, the processors move what came through the other one.
-class PeerSnapshots::Sending {
+class PeerSnapshots::Passage {
  public:
-  Sending(const std::shared_ptr<DeviceRuntime>& runtime, std::size_t piece_bytes)
-      : runtime_(runtime), piece_bytes_(piece_bytes), link_(make_host_link(runtime, true)), pool_(kNumMovers) {
+  Passage(const std::shared_ptr<DeviceRuntime>& runtime, std::size_t piece_bytes)
+      : runtime_(runtime), link_(make_host_link(runtime, true)), pool_(num_movers()) {
     for (Place& place : places_)
       for (Piece* piece : {&place.own, &place.theirs}) {
         piece->on_device = Tensor::empty(runtime_, {static_cast<std::int64_t>(piece_bytes)}, DType::kU8);
         piece->on_host = link_->allocate(piece_bytes);
       }
   }
-  std::size_t piece_bytes() const noexcept { return piece_bytes_; }
-
   /// Own bytes [begin, begin + count) of `tensors`, whatever memory those lie in.
   TensorView fill(const std::vector<Tensor>& tensors, std::size_t begin, std::size_t count) {
     auto* const to = static_cast<char*>(place().own.on_device.data());
@@ -142,6 +146,19 @@ class PeerSnapshots::Sending {
     turn();
     turn();
   }
+  /// Bytes from host memory into the other places, on their way to the device. What was enqueued two turns ago has run.
+  void load(const char* host, std::size_t count) {
+    const Piece& piece = place().own;
+    move(static_cast<char*>(piece.on_host.get()), host, count);
+  }
+  /// What was loaded arrives on the device before what is enqueued from now on.
+  void raise(std::size_t count) {
+    const Piece& piece = place().own;
+    link_->hold_work(link_->to_device(piece.on_device.data(), piece.on_host.get(), count, 0));
+  }
+  TensorView own(std::size_t count) { return bytes_view(place().own.on_device.data(), count, runtime_->device()); }
+  void use_other_places() { at_ = (at_ + 1) % places_.size(); }
+
   /// After an error: what is under way goes nowhere. It is not waited for, as work of the device may wait for a rank that is gone; later
   /// copies of the link come after it.
   void forget() noexcept {
@@ -152,7 +169,8 @@ class PeerSnapshots::Sending {
   }
 
  private:
-  static constexpr int kNumMovers = 4;
+  /// Ranks of a machine share its processors.
+  static int num_movers() { return std::clamp(num_available_cores() / 4, 2, 8); }
   static constexpr std::size_t kMovedBytes = std::size_t{1} << 20;  // by one thread at a time
   struct Piece {
     Tensor on_device;
@@ -173,18 +191,18 @@ class PeerSnapshots::Sending {
   void arrive(Place& place) {
     link_->wait(std::exchange(place.copied, 0));
     for (Piece* piece : {&place.own, &place.theirs}) {
-      const auto* const from = static_cast<const char*>(piece->on_host.get());
-      const auto count = static_cast<std::int64_t>((piece->num_bytes + kMovedBytes - 1) / kMovedBytes);
-      pool_.parallel_for(count, [&](std::int64_t i) {
-        const std::size_t at = static_cast<std::size_t>(i) * kMovedBytes;
-        std::memcpy(piece->target + at, from + at, std::min(kMovedBytes, piece->num_bytes - at));
-      });
+      move(piece->target, static_cast<const char*>(piece->on_host.get()), piece->num_bytes);
       piece->num_bytes = 0;
     }
   }
+  void move(char* to, const char* from, std::size_t num_bytes) {
+    pool_.parallel_for(static_cast<std::int64_t>((num_bytes + kMovedBytes - 1) / kMovedBytes), [&](std::int64_t i) {
+      const std::size_t at = static_cast<std::size_t>(i) * kMovedBytes;
+      std::memcpy(to + at, from + at, std::min(kMovedBytes, num_bytes - at));
+    });
+  }
 
   std::shared_ptr<DeviceRuntime> runtime_;
-  std::size_t piece_bytes_;
   std::shared_ptr<HostLink> link_;
   ThreadPool pool_;
   std::array<Place, 2> places_;
@@ -195,10 +213,9 @@ PeerSnapshots::PeerSnapshots(Policy& policy, bool is_newcomer, std::size_t piece
     : policy_(policy), is_newcomer_(is_newcomer), piece_bytes_(piece_bytes) {}
 PeerSnapshots::~PeerSnapshots() = default;
 
-PeerSnapshots::Sending& PeerSnapshots::sending(std::size_t piece_bytes) {
-  if (sending_ == nullptr || sending_->piece_bytes() < piece_bytes)
-    sending_ = std::make_unique<Sending>(policy_.context().runtime, piece_bytes);
-  return *sending_;
+PeerSnapshots::Passage& PeerSnapshots::passage() {
+  if (passage_ == nullptr) passage_ = std::make_unique<Passage>(policy_.context().runtime, piece_bytes_);
+  return *passage_;
 }
 
 void PeerSnapshots::commit(const TrainProgress& progress, const GradientStep& gradient_step) {
@@ -234,7 +251,7 @@ void PeerSnapshots::commit(const TrainProgress& progress, const GradientStep& gr
 
   const auto most = static_cast<std::size_t>(*std::ranges::max_element(sizes));
   const std::size_t step = std::min(piece_bytes_, std::max<std::size_t>(most, 1));  // the same at every rank
-  Sending& way = sending(step);
+  Passage& way = passage();
   const auto left_of = [&](std::size_t total, std::size_t at) { return std::min(step, total - std::min(at, total)); };
   try {
     for (std::size_t at = 0; at < most; at += step, way.turn()) {
@@ -280,28 +297,38 @@ std::pair<std::int64_t, std::int64_t> PeerSnapshots::find_common(comm::Communica
   return newest;
 }
 
-void PeerSnapshots::hand_out(const Array& array, const char* mine, int from, GradientStep& gradient_step) const {
+void PeerSnapshots::hand_out(const Array& array, const char* mine, int from, GradientStep& gradient_step) {
   if (array.range.count() == 0) return;
   const std::size_t element = array.num_bytes / static_cast<std::size_t>(array.range.count());
   if (element == 0 || element * static_cast<std::size_t>(array.range.count()) != array.num_bytes)
     fail(ErrorCode::kCorrupt, "[healing] {} bytes of a neighbour's copy hold {} elements", array.num_bytes, array.range.count());
   comm::Communicator& group = gradient_step.ranks();
   const std::int64_t step = static_cast<std::int64_t>(std::max<std::size_t>(piece_bytes_ / element, 1));
-  std::vector<char> piece;
-  for (ElementRange range{array.range.begin, 0}; range.begin < array.range.end; range.begin += step) {
+  const comm::Call call{.what = "what a rank owned"};
+  DeviceRuntime& runtime = *policy_.context().runtime;
+  std::vector<std::pair<Tensor, ElementRange>> targets;
+  if (array.name.empty()) {
+    for (const ElementRange held : policy_.parameters().held().ranges()) targets.emplace_back(policy_.parameters().values_in(held), held);
+  } else {
+    for (const Optimizer::StatePart& state : gradient_step.optimizer().state_parts())
+      if (state.name == array.name) targets.emplace_back(state.tensor, state.range);
+  }
+  const auto is_elsewhere = [&](const auto& target) { return target.first.runtime()->device() != runtime.device(); };
+  const bool has_host_targets = std::ranges::any_of(targets, is_elsewhere);
+  Passage& way = passage();
+  for (ElementRange range{array.range.begin, 0}; range.begin < array.range.end; range.begin += step, way.use_other_places()) {
     range.end = std::min(range.begin + step, array.range.end);
     const std::size_t count = element * static_cast<std::size_t>(range.count());
-    piece.resize(count);
-    if (mine != nullptr) std::memcpy(piece.data(), mine + element * static_cast<std::size_t>(range.begin - array.range.begin), count);
-    group.broadcast(bytes_view(piece.data(), count, {}), from, {.what = "what a rank owned"});
-    if (array.name.empty()) {
-      for (const ElementRange held : policy_.parameters().held().ranges())
-        copy_shared(policy_.parameters().values_in(held), held, piece.data(), count, range);
-      continue;
-    }
-    for (const Optimizer::StatePart& state : gradient_step.optimizer().state_parts())
-      if (state.name == array.name) copy_shared(state.tensor, state.range, piece.data(), count, range);
+    // While the piece before this one is on its way. Then that has arrived: places are free in two turns.
+    if (mine != nullptr) way.load(mine + element * static_cast<std::size_t>(range.begin - array.range.begin), count);
+    group.settle(call);
+    if (mine != nullptr) way.raise(count);
+    const TensorView piece = way.own(count);
+    if (group.size() > 1) group.broadcast(piece, from, call);
+    if (has_host_targets) group.settle(call);  // the copy to the host waits without a deadline
+    for (const auto& [tensor, held] : targets) copy_shared(runtime, tensor, held, piece, range);
   }
+  group.settle(call);
 }
 
 std::optional<TrainProgress> PeerSnapshots::restore(GradientStep& gradient_step) {

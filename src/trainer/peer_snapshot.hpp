@@ -55,22 +55,22 @@ class PeerSnapshots {
     int num_owners = 0;         ///< ranks of the group that made it
     std::map<int, Part> parts;  ///< by owner
   };
-  class Sending;
+  class Passage;
   static std::string text_of(const std::vector<Array>& arrays);
   static std::vector<Array> arrays_of(std::string_view text);
 
   Tensor take_memory(std::size_t num_bytes);
-  Sending& sending(std::size_t piece_bytes);
+  Passage& passage();
   void drop_oldest();
   /// Generation and step of the newest that all have, negative if one has none.
   std::pair<std::int64_t, std::int64_t> find_common(comm::Communicator& group) const;
   /// An array reaches everyone piece by piece, from `from`, who has its bytes as `mine`; each takes what it owns now.
-  void hand_out(const Array& array, const char* mine, int from, GradientStep& gradient_step) const;
+  void hand_out(const Array& array, const char* mine, int from, GradientStep& gradient_step);
 
   Policy& policy_;
   bool is_newcomer_ = false;
   std::size_t piece_bytes_;
-  std::unique_ptr<Sending> sending_;
+  std::unique_ptr<Passage> passage_;
   std::vector<Tensor> spare_;  ///< of snapshots that are no longer kept
   std::deque<Snapshot> kept_;  ///< oldest first, at most two
 };
