@@ -235,9 +235,17 @@ void TrainRun::recover(const comm::PeerLost& first) {
   std::chrono::milliseconds grace = training_.gradient_step().ranks().options().timeout + kRegroupGrace;
   std::vector<int> also_lost;
   generation_ = training_.gradient_step().ranks().generation();
-  while (!regroup(grace, also_lost)) {
-    if (++num_losses_ > *options_.max_losses) throw;
-    grace = kRegroupGrace;
+  try {
+    while (!regroup(grace, also_lost)) {
+      if (++num_losses_ > *options_.max_losses) throw;
+      grace = kRegroupGrace;
+    }
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kOutOfMemory) throw;
+    fail(ErrorCode::kOutOfMemory,
+         "[healing] the {} ranks that are left have no room for what the lost one owned; resume from the last checkpoint with all of them: "
+         "{}",
+         training_.gradient_step().ranks().size(), error.what());
   }
   recover_seconds_ = seconds_since(start);
   const comm::Communicator& ranks = training_.gradient_step().ranks();
