@@ -206,7 +206,9 @@ void router_backward(ops::OpContext& ctx, Tape& tape, const Var& x_TH, const Exp
   const TensorView dlogits_TE = tape.arena().take(placement.routing.logits_TE.shape, x_TH.value.dtype);
   ops::route_backward(ctx, dlogits_TE, dweights_TK, placement.routing.logits_TE, placement.routing.ids_TK, placement.routing.weights_TK,
                       p.renormalize);
-  if (p.router.dw.data != nullptr) {
+  if (p.router.dw.data != nullptr && p.is_router_frozen) {
+    form_weight_gradient(ctx, p.router.dw, dlogits_TE, x_TH.value, 0, 0, p.router.accumulate);
+  } else if (p.router.dw.data != nullptr) {
     sum_over_blocks(ctx, tape.arena(), {.outs = std::span(&p.router.dw, 1), .accumulate = p.router.accumulate, .can_overwrite = true},
                     x_TH.value.shape.num_rows(), tape.num_token_blocks(),
                     [&](std::int64_t begin, std::int64_t count, std::span<const TensorView> to, bool accumulate) {

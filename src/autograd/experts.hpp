@@ -19,6 +19,7 @@ struct ExpertsParameter {
   std::vector<LinearParameter> gate_up, down;  ///< of each expert [2F, H], [H, F]; without biases, adapters in groups and without dropout
   std::int64_t num_active = 0;                 ///< K: experts of a token
   bool renormalize = false;                    ///< their weights have the sum 1
+  bool is_router_frozen = false;               ///< its gradient is 0
   ExpertLoad* load = nullptr;                  ///< what a forward pass adds to; nullptr: nobody wants it
 };
 

@@ -242,7 +242,7 @@ struct TrainerModelConfig {
     v.field("moe_use_grouped_mm", moe_use_grouped_mm, "One product over all experts instead of one each",
             {.status = inert("each expert has a product of its own, over all of its rows")});
     v.field("moe_fused_kernel", moe_fused_kernel, "Fuse gate, experts and sum", {.status = not_built("a fused kernel of experts")});
-    v.field("freeze_moe_router", freeze_moe_router, "Do not train the routers", {.status = not_built("frozen routers")});
+    v.field("freeze_moe_router", freeze_moe_router, "Do not train the routers of a mixture of experts");
     v.field("quantization", quantization, "Products in 8 bits", {.status = not_built("8-bit training")});
     v.field("index_cache", index_cache, "Share sparse attention indices between layers", {.status = not_built("sparse attention")});
     v.field("vlm", vlm, "Vision language model", {.status = not_built("vision language models")});

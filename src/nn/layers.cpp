@@ -110,6 +110,7 @@ autograd::ExpertsParameter BoundModel::experts(std::int64_t layer) const {
                                  .down = {},
                                  .num_active = c.num_active_experts,
                                  .renormalize = c.norm_topk_prob,
+                                 .is_router_frozen = gradients != nullptr && gradients->is_frozen(Block::kRouter),
                                  .load = loads.empty() ? nullptr : &loads[static_cast<std::size_t>(layer)]};
   for (std::int64_t expert = 0; expert < c.num_experts; ++expert) {
     out.gate_up.push_back(linear(Block::kGateUp, layer, nullptr, expert));

@@ -1,6 +1,7 @@
 #include "nn/parameters.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.hpp"
 
@@ -128,6 +129,13 @@ void Parameters::ensure_grads() {
     for (NamedParameter& p : named())
       if (section.range.contains(p.range())) p.grad = memory.slice(p.offset - section.range.begin, p.num_elements()).reshaped(p.shape);
   }
+}
+
+void Parameters::freeze(Block kind) {
+  if (std::exchange(frozen_kinds_[static_cast<std::size_t>(kind)], true)) return;
+  for (const BlockSpec& block : table()->blocks())
+    if (block.kind == kind && block.trainable) frozen_.push_back(block.range());
+  std::ranges::sort(frozen_, {}, &ElementRange::begin);
 }
 
 void Parameters::zero_grads() {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -76,6 +77,11 @@ class Parameters : public Masters {
   bool grads_are_fresh() const noexcept { return grads_are_fresh_; }
   /// The same for matrices of layers, to which the next row of a step adds.
   bool layer_grads_are_fresh() const noexcept { return grads_are_fresh_ && !keeps_layers_; }
+  /// All blocks of this kind get no gradient, and no optimizer changes them, by weight decay either.
+  void freeze(Block kind);
+  bool is_frozen(Block kind) const noexcept { return frozen_kinds_[static_cast<std::size_t>(kind)]; }
+  /// Elements of all masters, ascending.
+  const std::vector<ElementRange>& frozen() const noexcept { return frozen_; }
   /// All matrices' gradients have been written.
   void grads_were_written() noexcept { grads_are_fresh_ = false; }
 
@@ -86,6 +92,8 @@ class Parameters : public Masters {
   Tensor tied_head_grad_;  ///< of a matrix that is the embedding too, if that has a section of its own
   std::function<void(std::size_t)> hook_;
   bool grads_are_fresh_ = false, keeps_layers_ = false;
+  std::array<bool, kNumBlockKinds> frozen_kinds_{};
+  std::vector<ElementRange> frozen_;
   std::vector<ElementRange> stepwise_grads_ = stepwise_ranges(*table());
 };
 

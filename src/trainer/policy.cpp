@@ -4,6 +4,7 @@
 
 #include "base/error.hpp"
 #include "base/files.hpp"
+#include "base/log.hpp"
 #include "base/rng.hpp"
 #include "nn/peft.hpp"
 #include "ops/pointwise.hpp"
@@ -88,6 +89,10 @@ Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, std::shared_ptr<ops::OpSe
   if (options_.lora && adapter_dtype() != options_.compute && !has_masters_at_hand())
     fail(ErrorCode::kNotImplemented, "model.lora.dtype: adapters in float32 beside a bfloat16 model whose masters lie elsewhere");
   if (options_.lora && base_ == nullptr) base_ = with_checksum(context(), initial_weights());
+  if (options_.freezes_routers) {
+    if (config().num_experts == 0) log::warning("model.freeze_moe_router has no effect: a {} model has no routers", config().model_type);
+    parameters_.freeze(nn::Block::kRouter);
+  }
   const bool splits_tied = options_.share.splits_tied && parameters_.table()->has_tied_head();
   parameters_.divide_grads(options_.share.divides_grads || splits_tied, splits_tied, options_.share.grad_places);
   parameters_.ensure_grads();

@@ -55,6 +55,27 @@ def test_fine_tuning_gives_the_weights_of_one_rank():
               "a resumed run has other weights")
 
 
+def tensors(folder):
+    """Name -> bytes of the tensors of a folder with one file."""
+    data = (folder / "model.safetensors").read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    return {name: data[end + at["data_offsets"][0]:end + at["data_offsets"][1]] for name, at in json.loads(data[8:end]).items() if name != "__metadata__"}
+
+
+def test_frozen_routers_stay():
+    with harness.workspace("moe-frozen") as folder:
+        prepare(folder)
+        flags = ["--compute.dtype", "float32", "--model.freeze-moe-router", "--optim.weight-decay", "0.1"]
+        one = fine_tune(folder, "one", *flags)
+        for name, more in {"two-ranks": ["--deployment.num-gpus", 2], "recomputed": ["--model.ac"]}.items():
+            check(fine_tune(folder, name, *flags, *more) == one, f"{name}: other weights than one rank")
+        before, after = tensors(folder / "model"), tensors(folder / f"one/weights/step_{STEPS}")
+        routers = {name for name in before if name.endswith("mlp.gate.weight")}
+        check(len(routers) == 2, f"the model's routers: {routers}")
+        changed = {name for name in before if before[name] != after[name]}
+        check(changed == set(before) - routers, f"changed although frozen: {changed & routers}; unchanged: {set(before) - changed - routers}")
+
+
 def test_rl_gives_the_weights_of_one_process():
     with harness.workspace("moe-rl") as folder:
         prepare(folder)
@@ -118,4 +139,4 @@ def test_serves_and_converts():
 
 
 if __name__ == "__main__":
-    harness.main(test_fine_tuning_gives_the_weights_of_one_rank, test_rl_gives_the_weights_of_one_process, test_adapters_of_experts, test_serves_and_converts)
+    harness.main(test_fine_tuning_gives_the_weights_of_one_rank, test_frozen_routers_stay, test_rl_gives_the_weights_of_one_process, test_adapters_of_experts, test_serves_and_converts)

@@ -34,6 +34,10 @@ std::vector<std::string> state_names(const config::OptimConfig& optim, const nn:
   return {"exp_avg", "exp_avg_sq"};
 }
 
+TensorView part_of(const TensorView& vector, std::int64_t first, std::int64_t count) {
+  return {vector.as<char>() + static_cast<std::size_t>(first) * size_of(vector.dtype), {count}, vector.dtype, vector.device, count};
+}
+
 template <typename List, typename Fn>
 std::vector<TensorView> views_of(const List& list, Fn view_of) {
   std::vector<TensorView> views;
@@ -166,6 +170,25 @@ Tensor Optimizer::grad_part(std::int64_t begin, std::int64_t count) const { retu
 
 void Optimizer::step_elements(const Step& step, std::int64_t begin, TensorView values, std::span<const TensorView> state,
                               const Tensor& rounded) {
+  const ElementRange all{begin, begin + values.shape.num_elements()};
+  const auto step_up_to = [&](std::int64_t from, std::int64_t to) {
+    if (from == to) return;
+    const auto part = [&](const TensorView& of) { return part_of(of, from - begin, to - from); };
+    step_unfrozen(step, from, part(values), views_of(state, part), rounded);
+  };
+  std::int64_t from = begin;
+  for (const ElementRange frozen : parameters_.frozen()) {
+    const ElementRange here = intersection(frozen, all);
+    if (here.count() == 0) continue;
+    step_up_to(from, here.begin);
+    if (rounded.defined()) ops::cast(ctx_, rounded.slice(here.begin, here.count()), part_of(values, here.begin - begin, here.count()));
+    from = here.end;
+  }
+  step_up_to(from, all.end);
+}
+
+void Optimizer::step_unfrozen(const Step& step, std::int64_t begin, TensorView values, std::span<const TensorView> state,
+                              const Tensor& rounded) {
   const std::int64_t count = values.shape.num_elements();
   const Tensor grads = grad_part(begin, count);
   if (const auto* adamw = std::get_if<AdamWConfig>(&optim_)) {
@@ -189,6 +212,8 @@ void Optimizer::step_elements(const Step& step, std::int64_t begin, TensorView v
 void Optimizer::step_slot(const Step& step, const Slot& slot, std::span<const TensorView> state) {
   const auto& muon = std::get<MuonConfig>(optim_);
   const nn::NamedParameter& p = *slot.parameter;
+  const ElementRange range{p.offset, p.offset + p.num_elements()};
+  if (std::ranges::any_of(parameters_.frozen(), [&](ElementRange frozen) { return frozen.contains(range); })) return;
   const Tensor grad = grad_part(p.offset, p.num_elements()).reshaped(p.shape);
   if (slot.is_muon)
     ops::muon(ctx_, p.value, state[0], grad,

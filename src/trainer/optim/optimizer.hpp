@@ -39,8 +39,8 @@ std::size_t visit_bytes_of(const config::OptimConfig& optim, const OptimizerMemo
 
 /// Steps all parameters of a model and holds the optimizer's state.
 ///
-/// Weight decay applies to every parameter, norms and biases too. Muon takes matrices other than embeddings and head; the
-/// rest of its parameters take AdamW with the same rate and decay.
+/// Weight decay applies to every parameter that is not frozen, norms and biases too. Muon takes matrices other than embeddings and head;
+/// the rest of its parameters take AdamW with the same rate and decay.
 class Optimizer {
  public:
   /// `parameters` and `ctx` are borrowed and must outlive this; gradients must exist (ensure_grads). Error{kInvalidArgument} for state
@@ -83,8 +83,9 @@ class Optimizer {
   struct Step;
   Tensor new_state(Shape shape) const;
   Tensor grad_part(std::int64_t begin, std::int64_t count) const;
-  /// One step over `values`, elements [begin, ...) of all values; `state` is of those.
+  /// One step over `values`, elements [begin, ...) of all values; `state` is of those. Frozen elements stay, and are rounded.
   void step_elements(const Step& step, std::int64_t begin, TensorView values, std::span<const TensorView> state, const Tensor& rounded);
+  void step_unfrozen(const Step& step, std::int64_t begin, TensorView values, std::span<const TensorView> state, const Tensor& rounded);
   void step_slot(const Step& step, const Slot& slot, std::span<const TensorView> state);
   void step_in_pieces(const Step& step, const Tensor& rounded);
 

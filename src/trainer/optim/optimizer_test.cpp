@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "base/rng.hpp"
+#include "ops/pointwise.hpp"
 #include "trainer/test_support.hpp"
 
 namespace prl::trainer {
@@ -137,6 +138,52 @@ TEST(Optimizer, MuonUpdateIsNearlyOrthogonal) {
     EXPECT_NEAR(squares / static_cast<double>(std::min(n, k)), 1.0, 0.35) << p.name;
   }
   EXPECT_EQ(num_matrices, 2);
+}
+
+TEST(Optimizer, FrozenBlocksStayAndOthersStepAsEver) {
+  config::AdamWConfig adamw;
+  config::SgdConfig sgd;
+  config::SignSgdConfig sign;
+  config::MuonConfig muon;
+  adamw.weight_decay = sgd.weight_decay = sign.weight_decay = muon.weight_decay = 0.1;
+  for (const config::OptimConfig& optim :
+       {config::OptimConfig(adamw), config::OptimConfig(sgd), config::OptimConfig(sign), config::OptimConfig(muon)})
+    for (const bool is_on_host : {false, true}) {
+      Scratch scratch("optim");
+      const auto free = make_tiny_policy(scratch.path / "free"), frozen = make_tiny_policy(scratch.path / "frozen");
+      frozen->parameters().freeze(nn::Block::kDown);
+      frozen->parameters().freeze(nn::Block::kQNorm);
+      const auto before = masters(*frozen);
+      Tensor rounded[2];
+      int i = 0;
+      for (Policy* policy : {free.get(), frozen.get()}) {
+        OptimizerMemory memory;
+        if (is_on_host) memory.host = make_host_link(policy->context().runtime, false);
+        memory.piece_elements = 5000;  // pieces end in the middle of what is frozen
+        Optimizer optimizer(policy->context(), policy->parameters(), optim, memory);
+        rounded[i] = Tensor::zeros(policy->context().runtime, policy->parameters().all_values().shape(), DType::kBF16);
+        for (int step = 1; step <= 2; ++step) {
+          fill_gradients(*policy, static_cast<std::uint64_t>(step));
+          optimizer.step(0.01, 0.5, rounded[i]);
+        }
+        ++i;
+      }
+      const auto of_free = masters(*free), of_frozen = masters(*frozen);
+      int num_frozen = 0;
+      for (std::size_t t = 0; t < before.size(); ++t) {
+        const std::string& name = frozen->parameters().named()[t].name;
+        const bool stays = name.find("down_proj") != std::string::npos || name.find("q_norm") != std::string::npos;
+        num_frozen += stays ? 1 : 0;
+        EXPECT_EQ(of_frozen[t], stays ? before[t] : of_free[t]) << name;
+        EXPECT_NE(of_frozen[t], stays ? of_free[t] : before[t]) << name;
+      }
+      EXPECT_GT(num_frozen, 0);
+      Tensor wanted = Tensor::zeros(frozen->context().runtime, rounded[1].shape(), DType::kBF16);
+      ops::cast(frozen->context(), wanted, frozen->parameters().all_values());
+      for (const nn::NamedParameter& p : frozen->parameters().named())
+        for (std::int64_t k = p.offset; k < p.offset + p.num_elements(); ++k)
+          ASSERT_EQ(to_f32(rounded[1].as<BFloat16>()[k]), to_f32(wanted.as<BFloat16>()[k])) << p.name << " " << k - p.offset;
+    }
 }
 
 TEST(Optimizer, StateNamesAndCopies) {
