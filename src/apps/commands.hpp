@@ -35,6 +35,6 @@ int run_chat(const config::ParsedCommand& parsed);
 /// Commands that parse completely but whose work is not built: ends in Error{kNotImplemented} that names it.
 int run_env(const config::ParsedCommand& parsed);
 int run_env_server(const config::ParsedCommand& parsed);
-int run_not_built(const config::ParsedCommand& parsed);
+int run_evals(const config::ParsedCommand& parsed);
 
 }  // namespace prl::apps

@@ -40,7 +40,7 @@ int dispatch(const prl::config::ParsedCommand& parsed) {
     case Command::kChat: return apps::run_chat(parsed);
     case Command::kEnv: return apps::run_env(parsed);
     case Command::kEnvServer: return apps::run_env_server(parsed);
-    case Command::kEvals: return apps::run_not_built(parsed);
+    case Command::kEvals: return apps::run_evals(parsed);
   }
   return 1;
 }

@@ -216,6 +216,12 @@ int run_eval(const config::ParsedCommand& parsed) {
     return launch::run_eval_role(loaded.config, find_path(loaded.raw, "client.base_url") != nullptr, stop);
   });
 }
+int run_evals(const config::ParsedCommand& parsed) {
+  return run_role<config::EvalsConfig>(parsed, [&](const auto& loaded, auto stop) {
+    config::write_resolved(*parsed.command, loaded.config, loaded.provenance);
+    return launch::run_evals_role(loaded.config, find_path(loaded.raw, "client.base_url") != nullptr, stop);
+  });
+}
 int run_synthesize(const config::ParsedCommand& parsed) {
   return run_role<config::SynthesizeConfig>(parsed, [&](const auto& loaded, auto stop) {
     config::write_resolved(*parsed.command, loaded.config, loaded.provenance);

@@ -183,17 +183,4 @@ int run_bench(const config::ParsedCommand& parsed) {
   return 0;
 }
 
-int run_not_built(const config::ParsedCommand& parsed) {
-  const Command command = *parsed.command;
-  auto finish = [&](const auto& loaded) {
-    if (!config::finish_early(command, loaded))
-      fail(ErrorCode::kNotImplemented, "prl {}: this command is not built yet; its configuration is valid", config::command_name(command));
-    return 0;
-  };
-  switch (command) {
-    case Command::kEvals: return finish(config::load<config::EvalsConfig>(command, parsed.args));
-    default: fail(ErrorCode::kInternal, "command {} has a body of its own", config::command_name(command));
-  }
-}
-
 }  // namespace prl::apps

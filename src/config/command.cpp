@@ -29,7 +29,7 @@ constexpr CommandInfo kCommands[] = {
     {Command::kEnv, "env", "Install, list, show, remove or begin Python environments"},
     {Command::kK8s, "k8s", "Write manifests and a Helm chart for Kubernetes"},
     {Command::kEnvServer, "env-server", "Python workers of an environment for runs on other machines"},
-    {Command::kEvals, "evals", "Evaluations that follow a training run (not built yet)"},
+    {Command::kEvals, "evals", "Evaluate a model once, or the steps of a training run while it goes on"},
 };
 
 }  // namespace

@@ -33,7 +33,7 @@ enum class Command {
   kPlot,
   kReport,
   kTop,
-  kEvals,  ///< parsed, not built
+  kEvals,
 };
 
 /// Name, as typed, and purpose in one line.

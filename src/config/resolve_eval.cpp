@@ -6,6 +6,7 @@
 #include "config/bind.hpp"
 #include "config/detail/check.hpp"
 #include "config/detail/sampling.hpp"
+#include "config/tool_config.hpp"
 
 namespace prl::config {
 namespace {
@@ -24,19 +25,27 @@ void check_request_sampling(const EvalSamplingConfig& sampling, const Check& che
     if (sampling.extra_body.find(key)) check.problem(fmt::format("extra_body.{}", key), "is set by the program and cannot be chosen");
 }
 
+void check_envs(std::vector<EvalEnvConfig>& env, const Check& check) {
+  if (env.empty()) check.problem("env", "must list at least one environment");
+  detail::check_env_names(env, "env", check);
+  for (std::size_t i = 0; i < env.size(); ++i) {
+    const Check entry = check.sub(fmt::format("env.{}", i));
+    detail::check_eval_env(env[i], entry);
+    if (env[i].sampling) check_request_sampling(*env[i].sampling, entry.sub("sampling"));
+  }
+}
+
+/// A local folder is evaluated in this process, by no server, unless one is named.
+void check_server(const ClientConfig& client, const std::string& model, const Check& check) {
+  if (check.is_set("client.base_url") || !std::filesystem::is_directory(model)) detail::check_client(client, check.sub("client"));
+}
+
 template <class C>
 void check_common(C& config, const Check& check) {
-  if (config.env.empty()) check.problem("env", "must list at least one environment");
-  detail::check_env_names(config.env, "env", check);
-  for (std::size_t i = 0; i < config.env.size(); ++i) {
-    const Check entry = check.sub(fmt::format("env.{}", i));
-    detail::check_eval_env(config.env[i], entry);
-    if (!entry.is_set("max_retries")) config.env[i].max_retries = config.retry.max_attempts - 1;
-    if (config.env[i].sampling) check_request_sampling(*config.env[i].sampling, entry.sub("sampling"));
-  }
-  // A local folder is evaluated in this process, by no server, unless one is named.
-  if (check.is_set("client.base_url") || !std::filesystem::is_directory(config.model.name))
-    detail::check_client(config.client, check.sub("client"));
+  check_envs(config.env, check);
+  for (std::size_t i = 0; i < config.env.size(); ++i)
+    if (!check.sub(fmt::format("env.{}", i)).is_set("max_retries")) config.env[i].max_retries = config.retry.max_attempts - 1;
+  check_server(config.client, config.model.name, check);
   check_request_sampling(config.sampling, check.sub("sampling"));
   if (config.retry.wait_min > config.retry.wait_max)
     check.problem("retry.wait_min", fmt::format("must be at most wait_max, which is {}", config.retry.wait_max));
@@ -58,6 +67,22 @@ Resolution<EvalConfig> resolve(Value raw, const Context& context) {
   if (config.steps && !config.weights_dir) check.warn("steps", "has no effect without weights_dir");
   if (config.resume_path && config.weights_dir) check.problem("resume_path", "cannot be used with weights_dir");
   if (config.resume_path && config.env.size() > 1) check.problem("resume_path", "works with one environment only");
+  return resolution;
+}
+
+template <>
+Resolution<EvalsConfig> resolve(Value raw, const Context& context) {
+  std::set<std::string> inherited = detail::inherit_sampling(raw.find("eval"), "eval.");
+  auto resolution = detail::bind_all<EvalsConfig>(raw);
+  resolution.report.decisive.merge(inherited);
+  EvalsConfig& config = resolution.config;
+  const Check check(raw, "", resolution.report, context);
+  check_envs(config.eval.env, check.sub("eval"));
+  check_request_sampling(config.eval.sampling, check.sub("eval.sampling"));
+  check_server(config.client, config.model, check);
+  detail::check_wandb(config.wandb, check);
+  if (config.online && !config.online->broadcasts_dir)
+    check.problem("online.broadcasts_dir", "is needed: the folder of step_N weights that the run writes, OUT/broadcasts or OUT/weights");
   return resolution;
 }
 

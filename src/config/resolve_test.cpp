@@ -651,7 +651,10 @@ TEST(ResolveTools, InitModelTakesAFolderAndChecksTheShape) {
   EXPECT_EQ(load_line<ChatConfig>("chat --model.name m").config.sampling.temperature, 0.7);
   EXPECT_FALSE(load_line<ChatConfig>("chat --model.name m --client.base-url http://h/v1").config.sampling.temperature)
       << "the server's own";
-  EXPECT_TRUE(is_not_built(load_line<EvalsConfig>("evals --model m").not_built, "evaluations in a process"));
+  const auto evals = load_line<EvalsConfig>(
+      "evals --model m --eval.sampling.temperature 0.5 --eval.env.0.sampling.top-p 0.9 --online.broadcasts-dir out/weights");
+  EXPECT_EQ(evals.config.eval.env.at(0).sampling->temperature, 0.5);
+  EXPECT_THAT(error_of<EvalsConfig>("evals --model m --online.max-steps 4"), HasSubstr("online.broadcasts_dir: is needed"));
   EXPECT_EQ(load_line<EnvServerConfig>("env-server --env.id some-env --address 0.0.0.0:7000").config.address, "0.0.0.0:7000");
   EXPECT_EQ(load_line<EnvCommandConfig>("env show some-env").config.target, "some-env");
   EXPECT_THAT(error_of<EnvCommandConfig>("env install"), HasSubstr("target: is needed"));

@@ -164,14 +164,6 @@ Resolution<DoctorConfig> resolve(Value raw, const Context&) {
 }
 
 template <>
-Resolution<EvalsConfig> resolve(Value raw, const Context& context) {
-  auto resolution = detail::bind_all<EvalsConfig>(raw);
-  Check(raw, "", resolution.report, context)
-      .not_built("evals", "evaluations in a process that follows a run; use [orchestrator.eval], or `prl eval --weights-dir`");
-  return resolution;
-}
-
-template <>
 Resolution<EnvCommandConfig> resolve(Value raw, const Context& context) {
   auto resolution = detail::bind_all<EnvCommandConfig>(raw);
   const EnvCommandConfig& config = resolution.config;

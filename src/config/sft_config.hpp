@@ -199,9 +199,9 @@ struct SftConfig {
     v.field("data", data, "Training data");
     v.field("val", val, "Validation; none if not set");
     v.field("eval", eval, "Evaluations while training; none if not set",
-            {.status = not_built("evaluations while fine-tuning", "evaluate saved weights with `prl eval --weights-dir`")});
+            {.status = not_built("evaluations in the run itself", "follow it with `prl evals --online.broadcasts-dir OUT/weights`")});
     v.field("inference", inference, "Server for evaluations while training",
-            {.status = not_built("evaluations while fine-tuning", "evaluate saved weights with `prl eval --weights-dir`")});
+            {.status = not_built("evaluations in the run itself", "follow it with `prl evals --online.broadcasts-dir OUT/weights`")});
     v.field("optim", optim, "Optimizer");
     v.field("scheduler", scheduler, "Learning-rate schedule");
     v.field("ckpt", ckpt, "Checkpoints; off if not set");

@@ -545,18 +545,22 @@ struct EvalsOnlineConfig {
   std::optional<std::filesystem::path> broadcasts_dir;
   std::optional<std::int64_t> max_steps;
   std::optional<std::int64_t> resume_step;
+  double timeout = 86400;
   template <class V>
   void visit(V& v) {
-    v.field("broadcasts_dir", broadcasts_dir, "Folder of broadcast weights to follow");
-    v.field("max_steps", max_steps, "Last step of the run", {.unit = "steps", .min = 1});
-    v.field("resume_step", resume_step, "Step the run resumed from", {.unit = "steps", .min = -1});
+    v.field("broadcasts_dir", broadcasts_dir, "The run's folder of step_N weights: broadcasts/ of RL, weights/ of checkpoints");
+    v.field("max_steps", max_steps, "Last step of the run, which is always evaluated and ends the command", {.unit = "steps", .min = 1});
+    v.field("resume_step", resume_step, "Step the run resumed from: only later ones are evaluated", {.unit = "steps", .min = 0});
+    v.field("timeout", timeout, "Longest wait for the next step", {.unit = "seconds", .min = 0, .is_open_min = true});
   }
 };
 
-/// `prl evals`: evaluations that follow a training run; accepted, not built. `prl eval` evaluates saved weights.
+/// `prl evals`: evaluations once, or while a training run goes on. `prl eval` evaluates saved weights.
 struct EvalsConfig {
-  static constexpr Status kStatus =
-      not_built("evaluations in a process that follows a run", "use [orchestrator.eval], or `prl eval --weights-dir`");
+  static constexpr StatusBelow kStatusBelow[] = {
+      {"eval.cancel_inflight_rollouts_on_eval", inert("no rollouts of training are played here")},
+      {"log.step_interval", inert("there are no steps")},
+      {"weight_broadcast", inert("weights are read from online.broadcasts_dir")}};
   std::string model = "Qwen/Qwen3-0.6B";
   OnlineEvalConfig eval;
   ClientConfig client;
@@ -565,16 +569,20 @@ struct EvalsConfig {
   std::filesystem::path output_dir = "outputs";
   LogConfig log;
   std::optional<WandbConfig> wandb;
+  bool dry_run = false;
   template <class V>
   void visit(V& v) {
-    v.field("model", model, "Name that the server serves");
+    v.field("model", model, "Name that the server serves, or a model folder for this process, if no server is named");
     v.field("eval", eval, "Environments and sampling");
     v.field("client", client, "The server");
     v.field("online", online, "Follow a training run");
-    v.field("weight_broadcast", weight_broadcast, "How new weights arrive");
+    v.field("weight_broadcast", weight_broadcast, "How new weights arrive",
+            {.status = inert("weights are read from online.broadcasts_dir")});
     v.field("output_dir", output_dir, "Folder of logs and results");
     v.field("log", log, "Logging");
-    v.field("wandb", wandb, "Weights & Biases");
+    v.field("wandb", wandb, "Weights & Biases",
+            {.status = inert("metrics go to output_dir/metrics.jsonl alone; no run is kept for a later upload")});
+    v.field("dry_run", dry_run, "Check, write the resolved configuration and stop");
   }
 };
 

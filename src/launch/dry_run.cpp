@@ -8,6 +8,7 @@
 #include "base/log.hpp"
 #include "env/registry.hpp"
 #include "launch/batch_job.hpp"
+#include "launch/eval_role.hpp"
 #include "launch/model_setup.hpp"
 #include "launch/start_checks.hpp"
 #include "nn/model_config.hpp"
@@ -105,6 +106,7 @@ void check_dry_run(const config::InferenceConfig& config) {
 }
 
 void check_dry_run(const config::EvalConfig& config) { check_evaluation(config); }
+void check_dry_run(const config::EvalsConfig& config) { check_evaluation(eval_config_of(config)); }
 void check_dry_run(const config::SynthesizeConfig& config) { check_evaluation(config); }
 
 }  // namespace prl::launch

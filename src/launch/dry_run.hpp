@@ -19,6 +19,7 @@ void check_dry_run(const config::TrainerConfig& config, std::optional<int> num_r
 void check_dry_run(const config::OrchestratorConfig& config);
 void check_dry_run(const config::InferenceConfig& config);
 void check_dry_run(const config::EvalConfig& config);
+void check_dry_run(const config::EvalsConfig& config);
 void check_dry_run(const config::SynthesizeConfig& config);
 
 }  // namespace prl::launch

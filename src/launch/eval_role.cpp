@@ -4,6 +4,9 @@
 #include <boost/json/serialize.hpp>
 
 #include <algorithm>
+#include <condition_variable>
+#include <mutex>
+#include <numeric>
 
 #include "base/files.hpp"
 #include "base/log.hpp"
@@ -46,11 +49,40 @@ std::vector<std::pair<std::int64_t, fs::path>> checkpoints_of(const config::Eval
   return wanted;
 }
 
-/// All evaluations of one `prl eval`.
+/// A training run whose steps are evaluated while it writes them.
+struct FollowedRun {
+  fs::path folder;
+  std::optional<std::int64_t> last_step, resumed_at;
+  milliseconds timeout{0};
+  std::vector<std::int64_t> intervals;  ///< of each environment
+};
+
+/// Whether all of a step's weights are there: broadcasts get a STABLE at the end, checkpoints their name.
+bool holds_weights(const fs::path& step) {
+  if (fs::exists(step / "manifest.json") && !fs::exists(step / "STABLE")) return false;
+  return fs::exists(step / "model.safetensors") || fs::exists(step / "model.safetensors.index.json");
+}
+
+/// The newest step after `step` whose weights are there.
+std::optional<std::int64_t> newest_step_after(const fs::path& folder, std::int64_t step) {
+  std::optional<std::int64_t> newest;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error))
+    if (const std::int64_t found = parse_step_dir(entry.path().filename().string());
+        found > std::max(step, newest.value_or(step)) && holds_weights(entry.path()))
+      newest = found;
+  return newest;
+}
+
+/// All evaluations of one `prl eval` or `prl evals`.
 class Evaluation {
  public:
-  Evaluation(const config::EvalConfig& config, bool is_server_named, std::stop_token stop)
-      : config_(config), is_server_named_(is_server_named), stop_(std::move(stop)), checkpoints_(checkpoints_of(config)) {
+  Evaluation(const config::EvalConfig& config, bool is_server_named, std::stop_token stop, std::optional<FollowedRun> followed = {})
+      : config_(config),
+        is_server_named_(is_server_named),
+        stop_(std::move(stop)),
+        checkpoints_(checkpoints_of(config)),
+        followed_(std::move(followed)) {
     // What needs no model fails before one is loaded.
     const std::int64_t concurrency = config.max_concurrent.value_or(eval::kDefaultConcurrent);
     for (const config::EvalEnvConfig& entry : config.env)
@@ -65,7 +97,7 @@ class Evaluation {
     declared.declare(orchestrator::metric_infos());
     monitor_ = std::make_unique<monitor::Monitor>(std::move(declared), kEvalRows);
     fs::create_directories(config.output_dir);
-    OutputFolder(config.output_dir).claim("eval");
+    OutputFolder(config.output_dir).claim(followed_ ? "evals" : "eval");
     monitor_->add_sink(monitor::make_jsonl_sink(config.output_dir / "metrics.jsonl"));
   }
 
@@ -89,18 +121,76 @@ class Evaluation {
   }
 
  private:
+  /// Whether other weights than those of the model's name are evaluated.
+  bool has_steps() const { return !checkpoints_.empty() || followed_.has_value(); }
+  std::vector<std::size_t> all_environments() const {
+    std::vector<std::size_t> all(environments_.size());
+    std::iota(all.begin(), all.end(), std::size_t{0});
+    return all;
+  }
+
   void evaluate_all() {
     if (config_.eval_base) {
-      if (!checkpoints_.empty() && !subject_->reload_base())
+      if (has_steps() && !subject_->reload_base())
         log::warning("{} has no /reload_weights: its present weights count as the base model", subject_->base_url());
-      evaluate(0);
+      evaluate(0, all_environments());
     }
+    if (followed_) return follow(*followed_);
     for (const auto& [step, folder] : checkpoints_) {
       if (stop_.stop_requested()) break;
       loaded_step_ = step;
       subject_->load(folder, step);
-      evaluate(step);
+      evaluate(step, all_environments());
     }
+  }
+
+  void follow(const FollowedRun& run) {
+    constexpr milliseconds kPoll{500};
+    std::int64_t handled = run.resumed_at.value_or(0);
+    auto waiting_since = std::chrono::steady_clock::now(), said = waiting_since;
+    log::info("following {}{}", run.folder.string(), run.last_step ? fmt::format(" until step {}", *run.last_step) : "");
+    while (!stop_.stop_requested() && (!run.last_step || handled < *run.last_step)) {
+      const auto now = std::chrono::steady_clock::now();
+      if (const std::optional<std::int64_t> step = newest_step_after(run.folder, handled)) {
+        handled = *step;
+        evaluate_step(run, *step);
+        waiting_since = said = std::chrono::steady_clock::now();
+        continue;
+      }
+      if (now - waiting_since > run.timeout)
+        fail(ErrorCode::kDeadline, "{} got no weights after step {} for {:.0f} s (online.timeout)", run.folder.string(), handled,
+             std::chrono::duration<double>(run.timeout).count());
+      if (now - said > to_ms(config_.log.interval)) {
+        said = now;
+        log::info("waiting for weights after step {} in {} ({:.0f} s)", handled, run.folder.string(),
+                  std::chrono::duration<double>(now - waiting_since).count());
+      }
+      std::unique_lock lock(wait_mutex_);
+      wait_.wait_for(lock, stop_, kPoll, [] { return false; });
+    }
+  }
+
+  void evaluate_step(const FollowedRun& run, std::int64_t step) {
+    std::vector<std::size_t> due;
+    for (std::size_t i = 0; i < environments_.size(); ++i)
+      if (step % run.intervals[i] == 0 || (run.last_step && step >= *run.last_step)) due.push_back(i);
+    if (due.empty()) return;
+    const fs::path folder = run.folder / fmt::format("step_{}", step);
+    try {
+      const auto before = loaded_step_;
+      loaded_step_ = step;
+      try {
+        subject_->load(folder, step);
+      } catch (...) {
+        loaded_step_ = before;
+        throw;
+      }
+    } catch (const Error& error) {
+      if (holds_weights(folder)) throw;
+      log::warning("step {} is left out: the run has removed {} meanwhile ({})", step, folder.string(), error.what());
+      return;
+    }
+    evaluate(step, due);
   }
 
   /// However the evaluation ended: whoever asks the server next must not get the last checkpoint under the model's name.
@@ -140,7 +230,7 @@ class Evaluation {
       return config_.output_dir / "evals" / results_folder_name(name, config_.model.name) /
              new_run_id(fmt::format("{} {} {}", name, config_.model.name, step));
     fs::path folder = *config_.save.disk->path;
-    if (!checkpoints_.empty()) folder /= fmt::format("step_{}", step);
+    if (has_steps()) folder /= fmt::format("step_{}", step);
     if (environments_.size() > 1) folder /= name;
     const std::string way_out = fmt::format(", or go on with --resume-path {}", folder.string());
     locks_.push_back(claim_results_folder(folder, false, "save.disk.path", way_out.c_str()));
@@ -179,30 +269,29 @@ class Evaluation {
     return plan;
   }
 
-  void evaluate(std::int64_t step) {
+  void evaluate(std::int64_t step, const std::vector<std::size_t>& of) {
     const auto limiter = std::make_shared<eval::Limiter>(config_.max_concurrent.value_or(eval::kDefaultConcurrent));
     std::vector<PlannedEval> plans;
     std::vector<fs::path> folders;
     std::vector<EvalFacts> all_facts;
-    const auto version = checkpoints_.empty() ? checked_policy_version(*subject_) : subject_->policy_version();
-    for (std::size_t i = 0; i < environments_.size(); ++i) {
-      folders.push_back(folder_for(i, step));
-      all_facts.push_back(facts(i));
-      all_facts[i].base_url = subject_->base_url();
-      all_facts[i].ckpt_step = step;
-      all_facts[i].policy_version = version;
-      write_metadata(folders[i], all_facts[i], nullptr);
-      plans.push_back(plan(i, step, folders[i], limiter));
+    const auto version = has_steps() ? subject_->policy_version() : checked_policy_version(*subject_);
+    for (const std::size_t env_idx : of) {
+      folders.push_back(folder_for(env_idx, step));
+      all_facts.push_back(facts(env_idx));
+      all_facts.back().base_url = subject_->base_url();
+      all_facts.back().ckpt_step = step;
+      all_facts.back().policy_version = version;
+      write_metadata(folders.back(), all_facts.back(), nullptr);
+      plans.push_back(plan(env_idx, step, folders.back(), limiter));
     }
     monitor::Metrics metrics;  // one row for all environments
     const auto on_done = [&](std::size_t i, const FinishedEval& done) {
-      const std::string prefix = checkpoints_.empty() ? "" : fmt::format("[step {}] ", step);
+      const std::string prefix = has_steps() ? fmt::format("[step {}] ", step) : "", &name = environments_[of[i]]->name();
       if (!done.result) {
         if (stop_.stop_requested())
-          log::warning("{}the evaluation of {} is not finished; continue it with --resume-path {}", prefix, environments_[i]->name(),
-                       folders[i].string());
+          log::warning("{}the evaluation of {} is not finished; continue it with --resume-path {}", prefix, name, folders[i].string());
         else
-          log::error("{}the evaluation of {} ended: {}", prefix, environments_[i]->name(), done.error);
+          log::error("{}the evaluation of {} ended: {}", prefix, name, done.error);
         return;
       }
       write_metadata(folders[i], all_facts[i], &*done.result);
@@ -210,8 +299,7 @@ class Evaluation {
       metrics["progress/ckpt_step"] = static_cast<double>(step);
       log::success("{}{}", prefix, eval::console_line(*done.result));
       if (done.result->error_mean > 0)
-        log::warning("{}{:.1f}% of the rollouts of {} failed and count as reward 0", prefix, done.result->error_mean * 100,
-                     environments_[i]->name());
+        log::warning("{}{:.1f}% of the rollouts of {} failed and count as reward 0", prefix, done.result->error_mean * 100, name);
       log::info("results in {}", folders[i].string());
     };
     for (const FinishedEval& done : run_together(io_, std::move(plans), stop_, on_done))
@@ -226,6 +314,9 @@ class Evaluation {
   bool is_server_named_;
   std::stop_token stop_;
   std::vector<std::pair<std::int64_t, fs::path>> checkpoints_;
+  std::optional<FollowedRun> followed_;
+  std::mutex wait_mutex_;
+  std::condition_variable_any wait_;  ///< ended early by `stop_` alone
   std::vector<env::EnvironmentPtr> environments_;
   std::vector<std::unique_ptr<RunLock>> locks_;  ///< of the folders of results
   std::unique_ptr<monitor::Monitor> monitor_;
@@ -240,6 +331,39 @@ class Evaluation {
 int run_eval_role(const config::EvalConfig& config, bool is_server_named, std::stop_token stop) {
   net::raise_fd_limit(65536);
   return Evaluation(config, is_server_named, std::move(stop)).run();
+}
+
+config::EvalConfig eval_config_of(const config::EvalsConfig& config) {
+  config::EvalConfig out;
+  out.env = config.eval.env;
+  out.model.name = config.model;
+  static_cast<config::ClientConfig&>(out.client) = config.client;
+  out.sampling = config.eval.sampling;
+  out.num_examples = config.eval.num_examples;
+  out.group_size = config.eval.group_size;
+  const bool resumes = config.online && config.online->resume_step && config.eval.skip_eval_on_resume;
+  out.eval_base = !config.online || (config.eval.eval_base_model && !resumes);
+  out.output_dir = config.output_dir;
+  out.log = config.log;
+  return out;
+}
+
+int run_evals_role(const config::EvalsConfig& config, bool is_server_named, std::stop_token stop) {
+  net::raise_fd_limit(65536);
+  std::optional<FollowedRun> followed;
+  if (config.online) {
+    const config::EvalsOnlineConfig& online = *config.online;
+    followed = FollowedRun{.folder = *online.broadcasts_dir,
+                           .last_step = online.max_steps,
+                           .resumed_at = online.resume_step,
+                           .timeout = to_ms(online.timeout),
+                           .intervals = {}};
+    if (!fs::is_directory(fs::absolute(followed->folder).parent_path()))
+      fail(ErrorCode::kNotFound, "online.broadcasts_dir: {} is in no folder that exists", followed->folder.string());
+    for (const config::EvalEnvConfig& entry : config.eval.env) followed->intervals.push_back(entry.interval.value_or(config.eval.interval));
+  }
+  const config::EvalConfig of_eval = eval_config_of(config);
+  return Evaluation(of_eval, is_server_named, std::move(stop), std::move(followed)).run();
 }
 
 }  // namespace prl::launch

@@ -98,7 +98,6 @@ def test_a_dry_run_refuses_what_a_start_would_refuse():
 def test_what_is_not_built_says_so():
     model = str(harness.warm_model())
     cases = {
-        ("evals",): "evals",
         ("rl", "--model.name", model, "--inference", "--deployment.type", "single_node", "--deployment.num-train-gpus", 2, "--trainer.model.cp", 2,
          "--trainer.model.cp-style", "ring"): "model.cp_style",
         ("inference", "--model.name", model, "--parallel.tp", 2): "parallel.tp",

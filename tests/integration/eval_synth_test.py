@@ -171,6 +171,36 @@ def test_an_interrupted_evaluation_goes_on():
         check("rollouts_per_example" in errors, errors)
 
 
+def test_a_run_is_followed_while_it_writes_its_steps():
+    with harness.workspace("followed") as folder:
+        model, data = harness.tiny_model(folder / "model"), harness.sft_data(folder / "data.jsonl", 64)
+        common = ["evals", "--model", model, "--eval.env.0.id", "gsm8k-synthetic", "--eval.env.0.args", json.dumps(SUMS), "--eval.num-examples", 2,
+                  "--eval.sampling.max-completion-tokens", 8]
+        out = run(*common, "--output-dir", folder / "once")
+        check(len(re.findall("Evaluated", out)) == 1 and "[step" not in out, out)
+        # It begins before the run: there is no folder of weights yet.
+        follow = [*common, "--eval.interval", 4, "--output-dir", folder / "evals", "--online.broadcasts-dir", folder / "run/weights"]
+        errors = run(*follow, expect=1)
+        check("online.broadcasts_dir" in errors and "in no folder" in errors, errors)
+        (folder / "run").mkdir()
+        metrics = folder / "evals/metrics.jsonl"
+        sft = ["sft", "--model.name", model, "--data.name", data, "--data.seq-len", 128, "--data.batch-size", 2, "--ckpt.interval", 1,
+               "--optim.lr", "5e-3", "--output-dir", folder / "run"]
+        with harness.running(*follow, "--online.max-steps", 7, log=folder / "follow.log") as process:
+            harness.wait_until(lambda: len(harness.rows_of(metrics)) == 1, 60, "the evaluation of the base model")
+            harness.prl(*sft, "--max-steps", 4)
+            harness.wait_until(lambda: len(harness.rows_of(metrics)) == 2, 60, "the evaluation of step 4")
+            harness.prl(*sft, "--max-steps", 7, "--ckpt.resume-step", -1)
+            status = process.wait(180)
+        output = (folder / "follow.log").read_text()
+        check(status == 0, output)
+        check(re.findall(r"\[step (\d+)\] Evaluated", output) == ["0", "4", "7"], output)
+        check([row["step"] for row in harness.rows_of(metrics)] == [0, 4, 7], harness.rows_of(metrics))
+        # A step that nobody writes is not waited for without an end.
+        errors = run(*follow, "--no-eval.eval-base-model", "--online.resume-step", 7, "--online.timeout", 1, "--output-dir", folder / "late", expect=1)
+        check("after step 7" in errors and "online.timeout" in errors, errors)
+
+
 def test_a_folder_and_its_checkpoints_are_evaluated_in_the_process():
     with harness.workspace("local") as folder:
         model = harness.tiny_model(folder / "model")
@@ -320,6 +350,7 @@ def test_a_folder_makes_data_in_the_process():
 
 if __name__ == "__main__":
     harness.main(test_two_servers_share_two_environments, test_what_fails_is_tried_again_unless_it_cannot_succeed,
-                 test_an_interrupted_evaluation_goes_on, test_a_folder_and_its_checkpoints_are_evaluated_in_the_process,
+                 test_an_interrupted_evaluation_goes_on, test_a_run_is_followed_while_it_writes_its_steps,
+                 test_a_folder_and_its_checkpoints_are_evaluated_in_the_process,
                  test_synthetic_data_trains_as_it_is, test_failed_groups_leave_no_rows,
                  test_a_server_that_goes_away_loses_no_groups, test_a_folder_makes_data_in_the_process)

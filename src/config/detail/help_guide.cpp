@@ -92,7 +92,9 @@ constexpr HelpGuide kGuides[] = {
     {Command::kPlot, "prl plot outputs/first outputs/second --metric reward --out curve.svg", {}},
     {Command::kReport, "prl report outputs/first --out report.html", {}},
     {Command::kTop, "prl top outputs/first", {}},
-    {Command::kEvals, "prl evals --model MODEL --eval.env.id reverse-text", {}},
+    {Command::kEvals,
+     "prl evals --model MODEL --eval.env.0.id reverse-text --online.broadcasts-dir outputs/weights --output-dir outputs/evals",
+     {}},
     {Command::kLaunch, "prl launch --nproc-per-node 8 sft @ sft.toml", {}},
     {Command::kEnvServer, "prl env-server --env.id reverse-text", {}},
 };
