@@ -55,6 +55,14 @@ struct FollowedRun {
   std::optional<std::int64_t> last_step, resumed_at;
   milliseconds timeout{0};
   std::vector<std::int64_t> intervals;  ///< of each environment
+
+  /// The environments that are played at a step.
+  std::vector<std::size_t> due_at(std::int64_t step) const {
+    std::vector<std::size_t> due;
+    for (std::size_t i = 0; i < intervals.size(); ++i)
+      if (step % intervals[i] == 0 || (last_step && step >= *last_step)) due.push_back(i);
+    return due;
+  }
 };
 
 /// Whether all of a step's weights are there: broadcasts get a STABLE at the end, checkpoints their name.
@@ -63,13 +71,13 @@ bool holds_weights(const fs::path& step) {
   return fs::exists(step / "model.safetensors") || fs::exists(step / "model.safetensors.index.json");
 }
 
-/// The newest step after `step` whose weights are there.
-std::optional<std::int64_t> newest_step_after(const fs::path& folder, std::int64_t step) {
+/// The newest step after `step` at which something is played and whose weights are there.
+std::optional<std::int64_t> newest_due_after(const FollowedRun& run, std::int64_t step) {
   std::optional<std::int64_t> newest;
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator(folder, error))
+  for (const auto& entry : fs::directory_iterator(run.folder, error))
     if (const std::int64_t found = parse_step_dir(entry.path().filename().string());
-        found > std::max(step, newest.value_or(step)) && holds_weights(entry.path()))
+        found > std::max(step, newest.value_or(step)) && !run.due_at(found).empty() && holds_weights(entry.path()))
       newest = found;
   return newest;
 }
@@ -151,7 +159,7 @@ class Evaluation {
     log::info("following {}{}", run.folder.string(), run.last_step ? fmt::format(" until step {}", *run.last_step) : "");
     while (!stop_.stop_requested() && (!run.last_step || handled < *run.last_step)) {
       const auto now = std::chrono::steady_clock::now();
-      if (const std::optional<std::int64_t> step = newest_step_after(run.folder, handled)) {
+      if (const std::optional<std::int64_t> step = newest_due_after(run, handled)) {
         handled = *step;
         evaluate_step(run, *step);
         waiting_since = said = std::chrono::steady_clock::now();
@@ -171,10 +179,6 @@ class Evaluation {
   }
 
   void evaluate_step(const FollowedRun& run, std::int64_t step) {
-    std::vector<std::size_t> due;
-    for (std::size_t i = 0; i < environments_.size(); ++i)
-      if (step % run.intervals[i] == 0 || (run.last_step && step >= *run.last_step)) due.push_back(i);
-    if (due.empty()) return;
     const fs::path folder = run.folder / fmt::format("step_{}", step);
     try {
       const auto before = loaded_step_;
@@ -190,7 +194,7 @@ class Evaluation {
       log::warning("step {} is left out: the run has removed {} meanwhile ({})", step, folder.string(), error.what());
       return;
     }
-    evaluate(step, due);
+    evaluate(step, run.due_at(step));
   }
 
   /// However the evaluation ended: whoever asks the server next must not get the last checkpoint under the model's name.
