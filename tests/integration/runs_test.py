@@ -355,14 +355,16 @@ def test_three_trainer_ranks_give_each_run_the_bits_of_one():
 def test_a_killed_trainer_goes_on_where_each_run_was():
     with harness.workspace("runs-killed") as folder:
         out = folder / "out"
-        wanted = {"one": alone(folder, "one", 8), "two": alone(folder, "two", 8, seed=5)}
+        wanted = {"one": alone(folder, "one", 16), "two": alone(folder, "two", 16, seed=5)}
         with server(folder) as port, contextlib.ExitStack() as stack:
-            orchestrator_config(out / "run_one/configs/orch.toml", "one", port, max_steps=8)
-            orchestrator_config(out / "run_two/configs/orch.toml", "two", port, max_steps=8, seed=5, zmq=harness.free_port())
+            orchestrator_config(out / "run_one/configs/orch.toml", "one", port, max_steps=16)
+            orchestrator_config(out / "run_two/configs/orch.toml", "two", port, max_steps=16, seed=5, zmq=harness.free_port())
             roles = [stack.enter_context(orchestrator(out, name, log=folder / f"{name}.log")) for name in wanted]
             with trainer(out, folder / "trainer.log") as process:
-                harness.wait_until(lambda: min(step_of(out, name) for name in wanted) >= 3, 120, "step 3 of both")
-                process.kill()
+                # A step takes a tenth of a second: the runs must not be over before this looks again.
+                with harness.slowed(process.pid, running=0.02, stopped=0.2):
+                    harness.wait_until(lambda: min(step_of(out, name) for name in wanted) >= 3, 120, "step 3 of both")
+                    process.kill()
                 process.wait(10)
             stack.enter_context(trainer(out, folder / "again.log"))
             for role, name in zip(roles, wanted):
@@ -370,7 +372,7 @@ def test_a_killed_trainer_goes_on_where_each_run_was():
             harness.wait_until(lambda: all(has_state(out, name, "ended") for name in wanted), 60, "both to end")
         check("after step" in (folder / "again.log").read_text(), "no run was resumed")
         for name in wanted:
-            check(saved(out / f"run_{name}", 8) == wanted[name], f"{name} is not what it is without a kill")
+            check(saved(out / f"run_{name}", 16) == wanted[name], f"{name} is not what it is without a kill")
 
 
 def test_runs_are_listed_paused_drained_and_removed():
