@@ -32,7 +32,6 @@ int run_plot(const config::ParsedCommand& parsed);
 int run_report(const config::ParsedCommand& parsed);
 int run_top(const config::ParsedCommand& parsed);
 int run_chat(const config::ParsedCommand& parsed);
-/// Commands that parse completely but whose work is not built: ends in Error{kNotImplemented} that names it.
 int run_env(const config::ParsedCommand& parsed);
 int run_env_server(const config::ParsedCommand& parsed);
 int run_evals(const config::ParsedCommand& parsed);

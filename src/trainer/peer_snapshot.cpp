@@ -146,15 +146,17 @@ class PeerSnapshots::Passage {
     turn();
     turn();
   }
-  /// Bytes from host memory into the other places, on their way to the device. What was enqueued two turns ago has run.
+  /// Bytes from host memory into page-locked memory, on their way to the device. Waits for what was raised from there before, which the
+  /// caller has settled.
   void load(const char* host, std::size_t count) {
-    const Piece& piece = place().own;
-    move(static_cast<char*>(piece.on_host.get()), host, count);
+    link_->wait(std::exchange(place().copied, 0));
+    move(static_cast<char*>(place().own.on_host.get()), host, count);
   }
   /// What was loaded arrives on the device before what is enqueued from now on.
   void raise(std::size_t count) {
     const Piece& piece = place().own;
-    link_->hold_work(link_->to_device(piece.on_device.data(), piece.on_host.get(), count, 0));
+    place().copied = link_->to_device(piece.on_device.data(), piece.on_host.get(), count, 0);
+    link_->hold_work(place().copied);
   }
   TensorView own(std::size_t count) { return bytes_view(place().own.on_device.data(), count, runtime_->device()); }
   void use_other_places() { at_ = (at_ + 1) % places_.size(); }
@@ -319,7 +321,7 @@ void PeerSnapshots::hand_out(const Array& array, const char* mine, int from, Gra
   for (ElementRange range{array.range.begin, 0}; range.begin < array.range.end; range.begin += step, way.use_other_places()) {
     range.end = std::min(range.begin + step, array.range.end);
     const std::size_t count = element * static_cast<std::size_t>(range.count());
-    // While the piece before this one is on its way. Then that has arrived: places are free in two turns.
+    // While the piece before this one is on its way; settled then, its places are free at the turn after the next.
     if (mine != nullptr) way.load(mine + element * static_cast<std::size_t>(range.begin - array.range.begin), count);
     group.settle(call);
     if (mine != nullptr) way.raise(count);

@@ -243,7 +243,7 @@ void TrainRun::recover(const comm::PeerLost& first) {
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kOutOfMemory) throw;
     fail(ErrorCode::kOutOfMemory,
-         "[healing] the {} ranks that are left have no room for what the lost one owned; resume from the last checkpoint with all of them: "
+         "[healing] what the lost rank owned finds no room with the remaining ones ({}); resume from the last checkpoint with all of them: "
          "{}",
          training_.gradient_step().ranks().size(), error.what());
   }
