@@ -550,7 +550,8 @@ struct EvalsOnlineConfig {
   void visit(V& v) {
     v.field("broadcasts_dir", broadcasts_dir, "The run's folder of step_N weights: broadcasts/ of RL, weights/ of checkpoints");
     v.field("max_steps", max_steps, "Last step of the run, which is always evaluated and ends the command", {.unit = "steps", .min = 1});
-    v.field("resume_step", resume_step, "Step the run resumed from: only later ones are evaluated", {.unit = "steps", .min = 0});
+    v.field("resume_step", resume_step, "Step the run resumed from: no earlier one is evaluated, nor the base model",
+            {.unit = "steps", .min = 0});
     v.field("timeout", timeout, "Longest wait for the next step", {.unit = "seconds", .min = 0, .is_open_min = true});
   }
 };

@@ -52,7 +52,8 @@ std::vector<std::pair<std::int64_t, fs::path>> checkpoints_of(const config::Eval
 /// A training run whose steps are evaluated while it writes them.
 struct FollowedRun {
   fs::path folder;
-  std::optional<std::int64_t> last_step, resumed_at;
+  std::int64_t first_step = 1;
+  std::optional<std::int64_t> last_step;
   milliseconds timeout{0};
   std::vector<std::int64_t> intervals;  ///< of each environment
 
@@ -154,7 +155,7 @@ class Evaluation {
 
   void follow(const FollowedRun& run) {
     constexpr milliseconds kPoll{500};
-    std::int64_t handled = run.resumed_at.value_or(0);
+    std::int64_t handled = run.first_step - 1;
     auto waiting_since = std::chrono::steady_clock::now(), said = waiting_since;
     log::info("following {}{}", run.folder.string(), run.last_step ? fmt::format(" until step {}", *run.last_step) : "");
     while (!stop_.stop_requested() && (!run.last_step || handled < *run.last_step)) {
@@ -180,15 +181,9 @@ class Evaluation {
 
   void evaluate_step(const FollowedRun& run, std::int64_t step) {
     const fs::path folder = run.folder / fmt::format("step_{}", step);
+    loaded_step_ = step;
     try {
-      const auto before = loaded_step_;
-      loaded_step_ = step;
-      try {
-        subject_->load(folder, step);
-      } catch (...) {
-        loaded_step_ = before;
-        throw;
-      }
+      subject_->load(folder, step);
     } catch (const Error& error) {
       if (holds_weights(folder)) throw;
       log::warning("step {} is left out: the run has removed {} meanwhile ({})", step, folder.string(), error.what());
@@ -345,8 +340,7 @@ config::EvalConfig eval_config_of(const config::EvalsConfig& config) {
   out.sampling = config.eval.sampling;
   out.num_examples = config.eval.num_examples;
   out.group_size = config.eval.group_size;
-  const bool resumes = config.online && config.online->resume_step && config.eval.skip_eval_on_resume;
-  out.eval_base = !config.online || (config.eval.eval_base_model && !resumes);
+  out.eval_base = !config.online || (config.eval.eval_base_model && !config.online->resume_step);
   out.output_dir = config.output_dir;
   out.log = config.log;
   return out;
@@ -357,9 +351,10 @@ int run_evals_role(const config::EvalsConfig& config, bool is_server_named, std:
   std::optional<FollowedRun> followed;
   if (config.online) {
     const config::EvalsOnlineConfig& online = *config.online;
+    const bool skips = !online.resume_step || config.eval.skip_eval_on_resume;
     followed = FollowedRun{.folder = *online.broadcasts_dir,
+                           .first_step = online.resume_step.value_or(0) + (skips ? 1 : 0),
                            .last_step = online.max_steps,
-                           .resumed_at = online.resume_step,
                            .timeout = to_ms(online.timeout),
                            .intervals = {}};
     if (!fs::is_directory(fs::absolute(followed->folder).parent_path()))

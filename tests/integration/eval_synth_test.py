@@ -196,8 +196,13 @@ def test_a_run_is_followed_while_it_writes_its_steps():
         check(status == 0, output)
         check(re.findall(r"\[step (\d+)\] Evaluated", output) == ["0", "4", "7"], output)
         check([row["step"] for row in harness.rows_of(metrics)] == [0, 4, 7], harness.rows_of(metrics))
+        # A run that was resumed: neither the base model nor what came before, and the step itself only if it is asked for.
+        out = run(*follow, "--online.max-steps", 7, "--online.resume-step", 4, "--output-dir", folder / "resumed")
+        check(re.findall(r"\[step (\d+)\] Evaluated", out) == ["7"], out)
+        out = run(*follow, "--online.resume-step", 4, "--no-eval.skip-eval-on-resume", "--online.timeout", 1, "--output-dir", folder / "again", expect=1)
+        check(re.findall(r"\[step (\d+)\] Evaluated", out) == ["4"], out)
         # A step that nobody writes is not waited for without an end.
-        errors = run(*follow, "--no-eval.eval-base-model", "--online.resume-step", 7, "--online.timeout", 1, "--output-dir", folder / "late", expect=1)
+        errors = run(*follow, "--online.resume-step", 7, "--online.timeout", 1, "--output-dir", folder / "late", expect=1)
         check("after step 7" in errors and "online.timeout" in errors, errors)
 
 
