@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Training on 1, 2, 4, 8 GPUs of one machine beside PyTorch's FSDP2: `prl sft` on random rows, as a Markdown table.
 
-    python3 bench/ranks.py [--prl build/release/bin/prl] [--shape qwen3-0.6b] [--seq-len 8192] [--rows 2] [--ranks 1,2] [--reduce exact,fast] [--peer] [--plan] [-- OPTIONS OF prl sft]
+    python3 bench/ranks.py [--prl build/release/bin/prl] [--shape qwen3-0.6b] [--seq-len 8192] [--rows 2] [--ranks 1,2] [--reduce exact,fast] [--kill ROLE] [--peer] [--plan] [-- OPTIONS OF prl sft]
 
 Each rank has `--rows` packed rows of `--seq-len` tokens a step whatever the number of ranks, so that all tokens/s over those of one rank times the number
 of ranks is the efficiency. Times are medians (least to greatest) of the steps but the first two. bfloat16, fp32 masters, AdamW. The peer runs the same shape, rows and ranks in the same call
