@@ -25,6 +25,7 @@ struct Placement {
   std::vector<std::int32_t> begin_of;      ///< [E + 1], rows of M
   std::vector<std::int32_t> token_of_row;  ///< [M] where a part of an expert's rows may be asked for; else empty
   // On the device:
+  TensorView begin_P;           ///< int32: begin_of
   TensorView token_M, slot_TK;  ///< int32: the token of a row; the row of a token's k-th expert
   TensorView weight_M;          ///< fp32
   std::int64_t rows_of(std::size_t expert) const { return begin_of[expert + 1] - begin_of[expert]; }
@@ -82,9 +83,9 @@ std::shared_ptr<const Placement> place(Frame& frame, const Routing& routing, con
   placement->token_M = frame.keep({T * K}, DType::kI32);
   placement->weight_M = frame.keep({T * K}, DType::kF32);
   placement->slot_TK = frame.keep({T, K}, DType::kI32);
-  const TensorView begin_P = frame.keep({E + 1}, DType::kI32);
-  ops::place_rows(ctx, begin_P, placement->token_M, placement->weight_M, placement->slot_TK, routing.ids_TK, routing.weights_TK);
-  placement->begin_of = download<std::int32_t>(ctx, begin_P);
+  placement->begin_P = frame.keep({E + 1}, DType::kI32);
+  ops::place_rows(ctx, placement->begin_P, placement->token_M, placement->weight_M, placement->slot_TK, routing.ids_TK, routing.weights_TK);
+  placement->begin_of = download<std::int32_t>(ctx, placement->begin_P);
   const bool is_in_parts = frame.tape != nullptr && frame.tape->num_token_blocks() > 1;
   if (is_in_parts || has_adapters_of_rows(p.gate_up) || has_adapters_of_rows(p.down))
     placement->token_of_row = download<std::int32_t>(ctx, placement->token_M);
@@ -130,20 +131,22 @@ void add_adapters(ops::OpContext& ctx, TensorView y, ConstTensorView x, const Lo
   if (!groups.empty()) ops::add_lora(ctx, y, x, groups);
 }
 
-/// y = x W^T and what adapters add, expert by expert.
+/// y = x W^T and what adapters add.
 void run_products(ops::OpContext& ctx, TensorView y_M, ConstTensorView x_M, std::span<const LinearParameter> of_experts,
                   const Placement& placement) {
+  const bool is_grouped = ops::grouped_linear(ctx, y_M, x_M, matrices(of_experts), placement.begin_P);
   for (std::size_t e = 0; e < of_experts.size(); ++e) {
     const std::int64_t count = placement.rows_of(e);
-    if (count == 0) continue;
+    if (count == 0 || (is_grouped && of_experts[e].lora == nullptr)) continue;
     const TensorView y = y_M.rows(placement.begin_of[e], count);
     const ConstTensorView x = x_M.rows(placement.begin_of[e], count);
-    ops::linear(ctx, y, x, *of_experts[e].weight);
+    if (!is_grouped) ops::linear(ctx, y, x, *of_experts[e].weight);
     if (of_experts[e].lora != nullptr) add_adapters(ctx, y, x, *of_experts[e].lora, placement, e);
   }
 }
 void run_input_gradients(ops::OpContext& ctx, TensorView dx_M, ConstTensorView dy_M, std::span<const LinearParameter> of_experts,
                          const Placement& placement) {
+  if (ops::grouped_linear_backward_input(ctx, dx_M, dy_M, matrices(of_experts), placement.begin_P)) return;
   for (std::size_t e = 0; e < of_experts.size(); ++e)
     if (const std::int64_t count = placement.rows_of(e); count > 0)
       ops::linear_backward_input(ctx, dx_M.rows(placement.begin_of[e], count), dy_M.rows(placement.begin_of[e], count),
@@ -161,6 +164,11 @@ void form_weight_gradient(ops::OpContext& ctx, TensorView dw, ConstTensorView dy
 
 void run_weight_gradients(ops::OpContext& ctx, Tape& tape, ConstTensorView dy_M, ConstTensorView x_M,
                           std::span<const LinearParameter> of_experts, const Placement& placement, std::int64_t num_tokens) {
+  if (tape.num_token_blocks() == 1) {
+    std::vector<TensorView> dw;
+    for (const LinearParameter& p : of_experts) dw.push_back(p.dw);
+    if (ops::grouped_linear_backward_weight(ctx, dw, dy_M, x_M, placement.begin_P, of_experts.front().accumulate)) return;
+  }
   for (std::size_t e = 0; e < of_experts.size(); ++e) {
     const LinearParameter& p = of_experts[e];
     if (p.dw.data == nullptr) continue;
@@ -226,22 +234,19 @@ void experts_backward(ops::OpContext& ctx, Tape& tape, const Var& x_TH, ConstTen
   const Tape::Target dx = x_TH.id >= 0 ? tape.target(x_TH) : Tape::Target{};
   Arena& arena = tape.arena();
   const Arena::Mark mark = arena.mark();
-  const TensorView hidden_MF = arena.take({M, F}, dtype), dscaled_MF = arena.take({M, F}, dtype), rows_MH = arena.take({M, H}, dtype);
+  const TensorView dhidden_MF = arena.take({M, F}, dtype), rows_MH = arena.take({M, H}, dtype);
   const TensorView dgate_up_M2F = arena.take({M, 2 * F}, dtype);
-  ops::swiglu(ctx, hidden_MF, gate_up_M2F);
   ops::embedding(ctx, rows_MH, dy_TH, placement.token_M);
   {
-    const TensorView scaled_MF = dgate_up_M2F.reshaped({2 * M, F}).rows(0, M);  // before its own values come
-    ops::scale_rows(ctx, scaled_MF, hidden_MF, placement.weight_M);
-    run_weight_gradients(ctx, tape, rows_MH, scaled_MF, p.down, placement, T);
-    run_input_gradients(ctx, dscaled_MF, rows_MH, p.down, placement);
-    run_adapter_gradients(ctx, tape, dscaled_MF, rows_MH, scaled_MF, p.down, placement, T);
+    const TensorView hidden_MF = dgate_up_M2F.reshaped({2 * M, F}).rows(0, M);  // before its own values come
+    ops::swiglu_rows(ctx, hidden_MF, gate_up_M2F, placement.weight_M);
+    run_weight_gradients(ctx, tape, rows_MH, hidden_MF, p.down, placement, T);
+    run_input_gradients(ctx, dhidden_MF, rows_MH, p.down, placement);
+    run_adapter_gradients(ctx, tape, dhidden_MF, rows_MH, hidden_MF, p.down, placement, T);
   }
   const TensorView dweight_M = arena.take({M}, DType::kF32), dweights_TK = arena.take(placement.routing.weights_TK.shape, DType::kF32);
-  ops::row_dots(ctx, dweight_M, dscaled_MF, hidden_MF);
+  ops::swiglu_rows_backward(ctx, dgate_up_M2F, dweight_M, dhidden_MF, gate_up_M2F, placement.weight_M);
   ops::embedding(ctx, column(dweights_TK), column(dweight_M), flat(placement.slot_TK));
-  ops::scale_rows(ctx, dscaled_MF, dscaled_MF, placement.weight_M);
-  ops::swiglu_backward(ctx, dgate_up_M2F, dscaled_MF, gate_up_M2F);
   ops::embedding(ctx, rows_MH, x_TH.value, placement.token_M);
   run_weight_gradients(ctx, tape, dgate_up_M2F, rows_MH, p.gate_up, placement, T);
   // Where adapters are trained their rows of x are read beside the gradients.
@@ -294,8 +299,7 @@ Var experts(Frame& frame, const Var& x_TH, const ExpertsParameter& p, TensorView
   }
   if (!(is_block_output && frame.is_recompute)) {
     const TensorView hidden_MF = scratch.take({M, F}, dtype);
-    ops::swiglu(ctx, hidden_MF, gate_up_M2F);
-    ops::scale_rows(ctx, hidden_MF, hidden_MF, placement->weight_M);
+    ops::swiglu_rows(ctx, hidden_MF, gate_up_M2F, placement->weight_M);
     run_products(ctx, rows_MH, hidden_MF, p.down, *placement);
     ops::sum_rows(ctx, y.value, rows_MH, placement->slot_TK, false);
   }

@@ -240,7 +240,7 @@ struct TrainerModelConfig {
     v.field("moe_router_dtype", moe_router_dtype, "Type of the router's products",
             {.status = inert("a router's logits and weights are float32, its matrix has compute.dtype")});
     v.field("moe_use_grouped_mm", moe_use_grouped_mm, "One product over all experts instead of one each",
-            {.status = inert("each expert has a product of its own, over all of its rows")});
+            {.status = inert("products of experts are grouped where the device has a kernel for that")});
     v.field("moe_fused_kernel", moe_fused_kernel, "Fuse gate, experts and sum", {.status = not_built("a fused kernel of experts")});
     v.field("freeze_moe_router", freeze_moe_router, "Do not train the routers of a mixture of experts");
     v.field("quantization", quantization, "Products in 8 bits", {.status = not_built("8-bit training")});

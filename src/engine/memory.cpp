@@ -10,8 +10,11 @@ EngineBytes engine_bytes(const EngineSizes& sizes, const nn::ModelConfig& model,
   // A pass holds two streams, the largest layer's intermediates and the logits of all running sequences.
   const std::int64_t tokens = std::max(sizes.max_num_batched_tokens, sizes.max_num_seqs);
   const std::int64_t heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim;
-  // Rows of experts are gathered, one for each of a token's experts.
-  const std::int64_t rows_of_experts = model.num_experts > 0 ? model.num_active_experts * model.hidden_size : 0;
+  // Rows of experts are gathered, one for each of a token's experts, and what comes of them takes the place of gate and up.
+  const std::int64_t rows_of_experts =
+      model.num_experts > 0
+          ? model.num_active_experts * (model.hidden_size + std::max<std::int64_t>(0, model.hidden_size - 3 * model.expert_size))
+          : 0;
   const std::int64_t per_token =
       (6 * model.hidden_size + 2 * heads + 3 * model.active_mlp_size() + rows_of_experts) * static_cast<std::int64_t>(size_of(compute));
   const std::int64_t logits = sizes.max_num_seqs * model.vocab_size * static_cast<std::int64_t>(sizeof(float));

@@ -28,7 +28,7 @@ struct PerToken {
         kept(2 * H + Q + (c.num_heads + routing(c)) * 4 / static_cast<std::int64_t>(size_of(compute))) {
     if (c.num_experts > 0)
       of_experts =
-          4 * F + c.num_active_experts * H + c.num_experts + 2 * c.num_active_experts * 4 / static_cast<std::int64_t>(size_of(compute));
+          3 * F + c.num_active_experts * H + c.num_experts + 2 * c.num_active_experts * 4 / static_cast<std::int64_t>(size_of(compute));
   }
   /// Words of 4 bytes: logits of the experts, five of each active one, and the sum of their probabilities.
   static std::int64_t routing(const ModelConfig& c) { return c.num_experts > 0 ? c.num_experts + 5 * c.num_active_experts + 1 : 0; }

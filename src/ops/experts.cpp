@@ -47,20 +47,25 @@ void place_rows(OpContext& ctx, TensorView begin_P, TensorView token_R, TensorVi
   table_entry(ctx, ctx.table->place_rows, "place_rows")(ctx, begin_P, token_R, weight_R, slot_TK, ids_TK, weights_TK);
 }
 
-void scale_rows(OpContext& ctx, TensorView out_RC, ConstTensorView x_RC, ConstTensorView factors_R) {
-  ShapeCheck c("scale_rows", ctx);
-  c.check("out", out_RC, "R C").check("x", x_RC, "R C").check("factors", factors_R, "R", DType::kF32);
-  c.floating("x", x_RC).same_dtype("out", out_RC.dtype, "x", x_RC.dtype);
-  if (x_RC.shape.num_elements() == 0) return;
-  table_entry(ctx, ctx.table->scale_rows, "scale_rows")(ctx, out_RC, x_RC, factors_R);
+void swiglu_rows(OpContext& ctx, TensorView out_RF, ConstTensorView gate_up_R2F, ConstTensorView factors_R) {
+  ShapeCheck c("swiglu_rows", ctx);
+  c.check("out", out_RF, "R F").check("gate_up", gate_up_R2F, "R G").check("factors", factors_R, "R", DType::kF32);
+  c.extent("G", 2 * out_RF.shape.num_cols(), "out");
+  c.floating("gate_up", gate_up_R2F).same_dtype("out", out_RF.dtype, "gate_up", gate_up_R2F.dtype);
+  if (out_RF.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->swiglu_rows, "swiglu_rows")(ctx, out_RF, gate_up_R2F, factors_R);
 }
 
-void row_dots(OpContext& ctx, TensorView out_R, ConstTensorView a_RC, ConstTensorView b_RC) {
-  ShapeCheck c("row_dots", ctx);
-  c.check("out", out_R, "R", DType::kF32).check("a", a_RC, "R C").check("b", b_RC, "R C");
-  c.floating("a", a_RC).same_dtype("a", a_RC.dtype, "b", b_RC.dtype);
-  if (a_RC.shape.num_elements() == 0) return;
-  table_entry(ctx, ctx.table->row_dots, "row_dots")(ctx, out_R, a_RC, b_RC);
+void swiglu_rows_backward(OpContext& ctx, TensorView dgate_up_R2F, TensorView dfactors_R, ConstTensorView dout_RF,
+                          ConstTensorView gate_up_R2F, ConstTensorView factors_R) {
+  ShapeCheck c("swiglu_rows_backward", ctx);
+  c.check("dout", dout_RF, "R F").check("gate_up", gate_up_R2F, "R G").check("dgate_up", dgate_up_R2F, "R G");
+  c.check("factors", factors_R, "R", DType::kF32).check("dfactors", dfactors_R, "R", DType::kF32);
+  c.extent("G", 2 * dout_RF.shape.num_cols(), "dout");
+  c.floating("gate_up", gate_up_R2F).same_dtype("dout", dout_RF.dtype, "gate_up", gate_up_R2F.dtype);
+  c.same_dtype("dgate_up", dgate_up_R2F.dtype, "gate_up", gate_up_R2F.dtype);
+  if (dout_RF.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->swiglu_rows_backward, "swiglu_rows_backward")(ctx, dgate_up_R2F, dfactors_R, dout_RF, gate_up_R2F, factors_R);
 }
 
 void sum_rows(OpContext& ctx, TensorView out_TC, ConstTensorView x_RC, ConstTensorView rows_TK, bool accumulate) {
@@ -70,6 +75,50 @@ void sum_rows(OpContext& ctx, TensorView out_TC, ConstTensorView x_RC, ConstTens
   c.require(rows_TK.shape.num_cols() <= kMaxActiveExperts, "at most 32 rows are added");
   if (out_TC.shape.num_elements() == 0) return;
   table_entry(ctx, ctx.table->sum_rows, "sum_rows")(ctx, out_TC, x_RC, rows_TK, accumulate);
+}
+
+namespace {
+
+/// What all products of groups have in common: rows of x or dx, and of y or dy.
+void check_groups(ShapeCheck& c, const ConstTensorView& rows_RN, const ConstTensorView& rows_RK, const ConstTensorView& begin_P) {
+  c.check("rows of outputs", rows_RN, "R N").check("rows of inputs", rows_RK, "R K").check("begin", begin_P, "P", DType::kI32);
+  c.floating("rows of inputs", rows_RK).same_dtype("rows of outputs", rows_RN.dtype, "rows of inputs", rows_RK.dtype);
+  c.contiguous("begin", begin_P);
+}
+void check_weights(ShapeCheck& c, std::span<const LinearWeight* const> weights, const ConstTensorView& begin_P) {
+  c.require(static_cast<std::int64_t>(weights.size()) + 1 == begin_P.shape.num_elements(), "wanted the begin of each group, and the end");
+  for (const LinearWeight* w : weights) c.extent("N", w->num_outputs(), "weight").extent("K", w->num_inputs(), "weight");
+}
+
+}  // namespace
+
+bool grouped_linear(OpContext& ctx, TensorView y_RN, ConstTensorView x_RK, std::span<const LinearWeight* const> weights,
+                    ConstTensorView begin_P) {
+  if (ctx.table->grouped_linear == nullptr) return false;
+  ShapeCheck c("grouped_linear", ctx);
+  check_groups(c, y_RN, x_RK, begin_P);
+  check_weights(c, weights, begin_P);
+  return x_RK.shape.num_elements() == 0 || ctx.table->grouped_linear(ctx, y_RN, x_RK, weights, begin_P);
+}
+
+bool grouped_linear_backward_input(OpContext& ctx, TensorView dx_RK, ConstTensorView dy_RN, std::span<const LinearWeight* const> weights,
+                                   ConstTensorView begin_P) {
+  if (ctx.table->grouped_linear_backward_input == nullptr) return false;
+  ShapeCheck c("grouped_linear_backward_input", ctx);
+  check_groups(c, dy_RN, dx_RK, begin_P);
+  check_weights(c, weights, begin_P);
+  return dx_RK.shape.num_elements() == 0 || ctx.table->grouped_linear_backward_input(ctx, dx_RK, dy_RN, weights, begin_P);
+}
+
+bool grouped_linear_backward_weight(OpContext& ctx, std::span<const TensorView> dw, ConstTensorView dy_RN, ConstTensorView x_RK,
+                                    ConstTensorView begin_P, bool accumulate) {
+  if (ctx.table->grouped_linear_backward_weight == nullptr) return false;
+  ShapeCheck c("grouped_linear_backward_weight", ctx);
+  check_groups(c, dy_RN, x_RK, begin_P);
+  c.require(static_cast<std::int64_t>(dw.size()) + 1 == begin_P.shape.num_elements(), "wanted the begin of each group, and the end");
+  for (const TensorView& view : dw)
+    if (view.data != nullptr) c.check("dw", view, "N K", DType::kF32).contiguous("dw", view);
+  return ctx.table->grouped_linear_backward_weight(ctx, dw, dy_RN, x_RK, begin_P, accumulate);
 }
 
 bool can_mix_experts(OpContext& ctx, std::int64_t num_tokens, std::int64_t num_active, const ExpertMatrices& experts) {

@@ -28,12 +28,28 @@ void route_backward(OpContext& ctx, TensorView dlogits_TE, ConstTensorView dweig
 void place_rows(OpContext& ctx, TensorView begin_P, TensorView token_R, TensorView weight_R, TensorView slot_TK, ConstTensorView ids_TK,
                 ConstTensorView weights_TK);
 
-/// out_RC = factors_R (fp32) * x_RC; out may be x.
-void scale_rows(OpContext& ctx, TensorView out_RC, ConstTensorView x_RC, ConstTensorView factors_R);
-/// out_R (fp32) = sum over C of a_RC * b_RC, in one order that depends on C alone.
-void row_dots(OpContext& ctx, TensorView out_R, ConstTensorView a_RC, ConstTensorView b_RC);
+/// out_RF = factors_R (fp32) * swiglu(gate_up_R2F), which is rounded as if it were stored first.
+void swiglu_rows(OpContext& ctx, TensorView out_RF, ConstTensorView gate_up_R2F, ConstTensorView factors_R);
+/// Gradients of gate_up (not in its own memory) and of the factors (fp32), whose sums over F have one order that depends on F alone.
+void swiglu_rows_backward(OpContext& ctx, TensorView dgate_up_R2F, TensorView dfactors_R, ConstTensorView dout_RF,
+                          ConstTensorView gate_up_R2F, ConstTensorView factors_R);
 /// out_TC = the sum of the rows rows_TK[t] (int32) of x_RC, in order of k and in fp32, or += if `accumulate`.
 void sum_rows(OpContext& ctx, TensorView out_TC, ConstTensorView x_RC, ConstTensorView rows_TK, bool accumulate);
+
+// Products of rows that lie together by expert, all experts at once. begin_P (int32, P = E + 1) says where each expert's rows begin, and
+// how many there are: place_rows() makes it. Weights have no biases. Each returns false, and does nothing, where the device has no kernel
+// for such matrices, whatever the rows: then the products are formed expert by expert.
+
+/// y of an expert's rows = x W^T; the bits are linear()'s.
+bool grouped_linear(OpContext& ctx, TensorView y_RN, ConstTensorView x_RK, std::span<const LinearWeight* const> weights,
+                    ConstTensorView begin_P);
+/// dx of an expert's rows = dy W.
+bool grouped_linear_backward_input(OpContext& ctx, TensorView dx_RK, ConstTensorView dy_RN, std::span<const LinearWeight* const> weights,
+                                   ConstTensorView begin_P);
+/// dw[e] (fp32, [N, K]) = dy^T x over the expert's rows, 0 if it has none, or += if `accumulate`. The order of the sum depends on the
+/// number of these rows alone.
+bool grouped_linear_backward_weight(OpContext& ctx, std::span<const TensorView> dw, ConstTensorView dy_RN, ConstTensorView x_RK,
+                                    ConstTensorView begin_P, bool accumulate);
 
 /// The matrices of a layer's experts: [2F, H] and [H, F] of each, without biases.
 struct ExpertMatrices {
@@ -42,7 +58,7 @@ struct ExpertMatrices {
 /// Whether mix_experts() takes these, whatever the routing.
 bool can_mix_experts(OpContext& ctx, std::int64_t num_tokens, std::int64_t num_active, const ExpertMatrices& experts);
 /// What follows route(), without the host, so that it can be recorded: out_TH = the sum over a token's experts of down (weight *
-/// swiglu(gate_up x)). The bits are those of place_rows, embedding, linear, swiglu, scale_rows, linear and sum_rows. ids_TK and weights_TK
+/// swiglu(gate_up x)). The bits are those of place_rows, embedding, linear, swiglu_rows, linear and sum_rows. ids_TK and weights_TK
 /// contiguous. False, and nothing is done, unless can_mix_experts().
 bool mix_experts(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, ConstTensorView ids_TK, ConstTensorView weights_TK,
                  const ExpertMatrices& experts);

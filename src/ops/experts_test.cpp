@@ -139,26 +139,37 @@ TEST_P(ExpertsTest, RowsArePlacedByExpertAndThenByToken) {
   }
 }
 
-TEST_P(ExpertsTest, RowsAreScaledAndMultiplied) {
+/// swiglu and a factor a row, and their gradients: the bits of swiglu's own ops.
+TEST_P(ExpertsTest, RowsOfSwigluHaveAFactor) {
   Session s(kind());
-  for (const std::int64_t C : {1, 8, 37, 1000}) {
+  for (const std::int64_t F : {1, 8, 37, 1000}) {
     const std::int64_t R = 19;
-    Tensor a = s.random({R, C}, dtype(), 1), b = s.random({R, C}, dtype(), 2), factors = s.random({R}, DType::kF32, 3);
-    Tensor scaled = s.poisoned({R, C}, dtype()), dots = s.poisoned({R}, DType::kF32), one = s.poisoned({1}, DType::kF32);
-    scale_rows(s.ctx, scaled, a, factors);
-    row_dots(s.ctx, dots, a, b);
+    const Tensor gate_up = s.random({R, 2 * F}, dtype(), 1), dout = s.random({R, F}, dtype(), 2), factors = s.random({R}, DType::kF32, 3);
+    Tensor out = s.poisoned({R, F}, dtype()), plain = s.poisoned({R, F}, dtype()), scaled = s.poisoned({R, F}, dtype());
+    Tensor dgate_up = s.poisoned({R, 2 * F}, dtype()), want = s.poisoned({R, 2 * F}, dtype()), dfactors = s.poisoned({R}, DType::kF32);
+    swiglu_rows(s.ctx, out, gate_up, factors);
+    swiglu_rows_backward(s.ctx, dgate_up, dfactors, dout, gate_up, factors);
+    swiglu(s.ctx, plain, gate_up);
+    const auto stored = [&](float value) { return dtype() == DType::kBF16 ? to_f32(to_bf16(value)) : value; };
     for (std::int64_t r = 0; r < R; ++r) {
+      const float factor = factors.as<float>()[r];
       double dot = 0, magnitude = 0;
-      for (std::int64_t c = 0; c < C; ++c) {
-        const float want = get(a, r * C + c) * factors.as<float>()[r];
-        EXPECT_EQ(get(scaled, r * C + c), dtype() == DType::kBF16 ? to_f32(to_bf16(want)) : want);
-        dot += static_cast<double>(get(a, r * C + c)) * static_cast<double>(get(b, r * C + c));
-        magnitude += std::abs(static_cast<double>(get(a, r * C + c)) * static_cast<double>(get(b, r * C + c)));
+      for (std::int64_t c = 0; c < F; ++c) {
+        const std::int64_t i = r * F + c;
+        EXPECT_EQ(get(out, i), stored(get(plain, i) * factor)) << r << ", " << c;
+        Session::set(scaled, i, stored(get(dout, i) * factor));
+        const double product = static_cast<double>(get(dout, i)) * static_cast<double>(get(plain, i));
+        dot += product;
+        magnitude += std::abs(product);
       }
-      EXPECT_NEAR(static_cast<double>(dots.as<float>()[r]), dot, 1e-6 * magnitude);
+      EXPECT_NEAR(static_cast<double>(dfactors.as<float>()[r]), dot, 1e-6 * magnitude);
     }
-    row_dots(s.ctx, one, a.view().rows(R - 1, 1), b.view().rows(R - 1, 1));
-    EXPECT_EQ(one.as<float>()[0], dots.as<float>()[R - 1]);
+    swiglu_backward(s.ctx, want, scaled, gate_up);
+    EXPECT_TRUE(same_bits(dgate_up, want)) << F;
+    Tensor alone = s.poisoned({1, 2 * F}, dtype()), one = s.poisoned({1}, DType::kF32);
+    swiglu_rows_backward(s.ctx, alone, one, dout.slice(R - 1, 1), gate_up.slice(R - 1, 1), factors.slice(R - 1, 1));
+    EXPECT_EQ(one.as<float>()[0], dfactors.as<float>()[R - 1]) << "a row does not depend on others";
+    EXPECT_TRUE(same_bits(alone, dgate_up.slice(R - 1, 1).clone()));
   }
 }
 
@@ -191,7 +202,7 @@ TEST_P(ExpertsTest, WhatDoesNotFitIsRefused) {
   Tensor ids = s.ints(std::vector<std::int32_t>(10, 0)).reshaped({2, 5});
   EXPECT_THROW(route(s.ctx, ids, weights, mass, logits, false), Error) << "five experts of four";
   Tensor x = s.random({3, 4}, dtype(), 1), out = s.poisoned({2, 4}, dtype()), factors = s.random({2}, DType::kF32, 1);
-  EXPECT_THROW(scale_rows(s.ctx, x, x, factors), Error);
+  EXPECT_THROW(swiglu_rows(s.ctx, out, x, factors), Error) << "gate and up of three rows for two";
   EXPECT_THROW(sum_rows(s.ctx, out, x, s.ints({0, 1, 2}).reshaped({3, 1}), false), Error) << "rows of three tokens for two";
 }
 

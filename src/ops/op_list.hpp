@@ -47,8 +47,8 @@
   PRL_OP(route)                     \
   PRL_OP(route_backward)            \
   PRL_OP(place_rows)                \
-  PRL_OP(scale_rows)                \
-  PRL_OP(row_dots)                  \
+  PRL_OP(swiglu_rows)               \
+  PRL_OP(swiglu_rows_backward)      \
   PRL_OP(sum_rows)                  \
   PRL_OP(cast)                      \
   PRL_OP(chunk_squares)             \
@@ -62,6 +62,9 @@
 /// Ops that not every device has: attention and adapters from indices in its own memory, and fused forms of ops above.
 #define PRL_FOR_EACH_OPTIONAL_OP(PRL_OP) \
   PRL_OP(linear_fused)                   \
+  PRL_OP(grouped_linear)                 \
+  PRL_OP(grouped_linear_backward_input)  \
+  PRL_OP(grouped_linear_backward_weight) \
   PRL_OP(can_mix_experts)                \
   PRL_OP(mix_experts)                    \
   PRL_OP(write_lora_entry)               \

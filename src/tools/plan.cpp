@@ -62,8 +62,7 @@ std::vector<std::string> assumptions(const config::PlanConfig& config, const lau
                            "for, and embedding and head after the step"
                      : load.sampling ? "AdamW; new weights are gathered before they are published"
                                      : "AdamW; new weights travel under the next forward pass; \"gather\" is what that waits for");
-  if (load.model.num_experts > 0)
-    lines.emplace_back("experts as even as their products could be; mixtures of experts run on CPUs so far, so no GPU has shown this");
+  if (load.model.num_experts > 0) lines.emplace_back("each expert has as many rows as the others");
   if (!load.sampling) return lines;
   lines.push_back(
       fmt::format("{} rollouts of {} tokens after {} of prompt, all of that length; no prefix is shared; environments take no time",

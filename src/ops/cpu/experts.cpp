@@ -101,20 +101,32 @@ void place_rows(OpContext& /*ctx*/, TensorView begin_P, TensorView token_R, Tens
   }
 }
 
-void scale_rows(OpContext& ctx, TensorView out_RC, ConstTensorView x_RC, ConstTensorView factors_R) {
-  const std::int64_t C = x_RC.shape.num_cols();
+void swiglu_rows(OpContext& ctx, TensorView out_RF, ConstTensorView gate_up_R2F, ConstTensorView factors_R) {
+  const std::int64_t F = out_RF.shape.num_cols();
   const Kernels& k = kernels(ctx);
-  parallel_rows(ctx, x_RC.shape.num_rows(), C, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t r = begin; r < end; ++r)
-      k.scale_row(row_bytes(out_RC, r), row_bytes(x_RC, r), factors_R.as<float>()[r], C, x_RC.dtype);
+  parallel_rows(ctx, out_RF.shape.num_rows(), 8 * F, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) {
+      void* const out = row_bytes(out_RF, r);
+      k.swiglu(out, row_bytes(gate_up_R2F, r), row_bytes(gate_up_R2F, r, F), F, out_RF.dtype);
+      k.scale_row(out, out, factors_R.as<float>()[r], F, out_RF.dtype);
+    }
   });
 }
 
-void row_dots(OpContext& ctx, TensorView out_R, ConstTensorView a_RC, ConstTensorView b_RC) {
-  const std::int64_t C = a_RC.shape.num_cols();
+void swiglu_rows_backward(OpContext& ctx, TensorView dgate_up_R2F, TensorView dfactors_R, ConstTensorView dout_RF,
+                          ConstTensorView gate_up_R2F, ConstTensorView factors_R) {
+  const std::int64_t F = dout_RF.shape.num_cols();
+  const DType dtype = dout_RF.dtype;
   const Kernels& k = kernels(ctx);
-  parallel_rows(ctx, a_RC.shape.num_rows(), C, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t r = begin; r < end; ++r) out_R.as<float>()[r] = k.dot_row(row_bytes(a_RC, r), row_bytes(b_RC, r), C, a_RC.dtype);
+  parallel_rows(ctx, dout_RF.shape.num_rows(), 16 * F, [&](std::int64_t begin, std::int64_t end) {
+    std::vector<float> scratch(static_cast<std::size_t>(F));  // a row of dtype, which has no more bytes
+    for (std::int64_t r = begin; r < end; ++r) {
+      const void *gate = row_bytes(gate_up_R2F, r), *up = row_bytes(gate_up_R2F, r, F);
+      k.swiglu(scratch.data(), gate, up, F, dtype);
+      dfactors_R.as<float>()[r] = k.dot_row(row_bytes(dout_RF, r), scratch.data(), F, dtype);
+      k.scale_row(scratch.data(), row_bytes(dout_RF, r), factors_R.as<float>()[r], F, dtype);
+      k.swiglu_backward(row_bytes(dgate_up_R2F, r), row_bytes(dgate_up_R2F, r, F), scratch.data(), gate, up, F, dtype);
+    }
   });
 }
 

@@ -8,6 +8,7 @@
 #include "ops/cuda/few_rows.hpp"
 #include "ops/cuda/launch.hpp"
 #include "ops/cuda/linear_weight.hpp"
+#include "ops/cuda/test_sides.hpp"
 #include "ops/cuda_table.hpp"
 #include "ops/lm_head.hpp"
 #include "ops/optimizer.hpp"
@@ -18,42 +19,6 @@ namespace prl::ops {
 namespace {
 
 using namespace testing;
-
-/// A session on each side and tensors that hold the same values on both.
-struct Sides {
-  std::shared_ptr<DeviceRuntime> cpu_runtime = make_cpu_runtime(), gpu_runtime = make_cuda_runtime();
-  OpSession cpu_session{cpu_runtime, 2}, gpu_session{gpu_runtime, 1};
-  OpContext &cpu = cpu_session.context(), &gpu = gpu_session.context();
-
-  Tensor random(Shape shape, DType dtype, std::uint64_t seed, float scale = 1.0f) {
-    Tensor t = Tensor::empty(cpu_runtime, shape, dtype);
-    Rng rng(seed);
-    for (std::int64_t i = 0; i < t.num_elements(); ++i) Session::set(t, i, scale * static_cast<float>(rng.next_normal()));
-    return t;
-  }
-  Tensor filled(Shape shape, DType dtype, float value) {
-    Tensor t = Tensor::empty(cpu_runtime, shape, dtype);
-    for (std::int64_t i = 0; i < t.num_elements(); ++i) Session::set(t, i, value);
-    return t;
-  }
-  Tensor to_gpu(const Tensor& t) {
-    Tensor out = Tensor::empty(gpu_runtime, t.shape(), t.dtype());
-    gpu_runtime->copy_from_host(out.data(), t.data(), t.num_bytes());
-    return out;
-  }
-  Tensor to_cpu(const Tensor& t) {
-    Tensor out = Tensor::empty(cpu_runtime, t.shape(), t.dtype());
-    gpu_runtime->copy_to_host(out.data(), t.data(), t.num_bytes());
-    return out;
-  }
-  /// Largest |gpu - cpu| / (scale + |cpu|).
-  double difference(const Tensor& on_gpu, const Tensor& on_cpu, double scale = 1.0) {
-    const std::vector<float> a = values(to_cpu(on_gpu)), b = values(on_cpu);
-    return worst_error(a, {b.begin(), b.end()}, scale);
-  }
-};
-
-const float kNan = std::numeric_limits<float>::quiet_NaN();
 
 TEST(CudaRuntime, CountsCopiesAndZeroes) {
   const auto runtime = make_cuda_runtime();
@@ -430,78 +395,6 @@ TEST(CudaLinear, FusedNeighboursAreTheOpsOneAfterAnother) {
   }
   EXPECT_EQ(different, "");
   EXPECT_EQ(refused, "");
-}
-
-/// Experts of a layer as they lie in a model: gate and up, then down, one expert after another.
-struct Experts {
-  Tensor all;
-  std::vector<LinearWeightPtr> weights;
-  std::vector<const LinearWeight*> gate_up, down;
-  ExpertMatrices matrices() const { return {gate_up, down}; }
-
-  Experts(Sides& s, std::int64_t E, std::int64_t H, std::int64_t F) {
-    Tensor host = s.random({E * 3 * F * H}, DType::kBF16, 2, 0.05f);
-    all = s.to_gpu(host);
-    for (std::int64_t e = 0; e < E; ++e) {
-      weights.push_back(share_linear(s.gpu, all.slice(e * 3 * F * H, 2 * F * H).reshaped({2 * F, H}), {}, false));
-      gate_up.push_back(weights.back().get());
-      weights.push_back(share_linear(s.gpu, all.slice((e * 3 + 2) * F * H, F * H).reshaped({H, F}), {}, false));
-      down.push_back(weights.back().get());
-    }
-  }
-};
-
-/// By the ops one after another, expert by expert.
-Tensor mixed_in_steps(Sides& s, const Experts& experts, const Tensor& x_TH, const Tensor& ids_TK, const Tensor& weights_TK) {
-  const std::int64_t T = ids_TK.shape().num_rows(), K = ids_TK.shape().num_cols(), R = T * K, H = x_TH.shape().num_cols();
-  const auto E = static_cast<std::int64_t>(experts.down.size()), F = experts.down[0]->num_inputs();
-  const auto fresh = [&](Shape shape, DType dtype) { return Tensor::empty(s.gpu_runtime, shape, dtype); };
-  Tensor begin = fresh({E + 1}, DType::kI32), token = fresh({R}, DType::kI32), weight = fresh({R}, DType::kF32),
-         slot = fresh({T, K}, DType::kI32);
-  place_rows(s.gpu, begin, token, weight, slot, ids_TK, weights_TK);
-  const Tensor begins = s.to_cpu(begin);
-  Tensor rows = fresh({R, H}, DType::kBF16), gate_up = fresh({R, 2 * F}, DType::kBF16), hidden = fresh({R, F}, DType::kBF16),
-         out = fresh({T, H}, DType::kBF16);
-  embedding(s.gpu, rows, x_TH, token.view());
-  const auto products = [&](Tensor& to, const Tensor& from, const std::vector<const LinearWeight*>& matrices) {
-    for (std::size_t e = 0; e < matrices.size(); ++e)
-      if (const std::int32_t first = begins.as<std::int32_t>()[e], count = begins.as<std::int32_t>()[e + 1] - first; count > 0)
-        linear(s.gpu, to.slice(first, count), from.slice(first, count), *matrices[e]);
-  };
-  products(gate_up, rows, experts.gate_up);
-  swiglu(s.gpu, hidden, gate_up);
-  scale_rows(s.gpu, hidden, hidden, weight);
-  products(rows, hidden, experts.down);
-  sum_rows(s.gpu, out, rows, slot, false);
-  return s.to_cpu(out);
-}
-
-TEST(CudaExperts, AMixtureIsItsOpsOneAfterAnother) {
-  Sides s;
-  if (cuda::properties_of(s.gpu).major != 9) GTEST_SKIP() << "kernels for compute capability 9.0";
-  struct Case {
-    std::int64_t E, K, H, F;
-  };
-  std::string different;
-  for (const auto& [E, K, H, F] : {Case{128, 8, 512, 256}, {8, 2, 1024, 512}, {6, 2, 64, 64}, {40, 3, 192, 320}, {1, 1, 128, 64}}) {
-    if (is_watched() && E * H * F > 3'000'000) continue;
-    const Experts experts(s, E, H, F);
-    for (const std::int64_t T : {1, 2, 3, 8, 9, 33, 64, 200, 513, 2048}) {
-      if (is_watched() && T > 33) continue;
-      for (const bool is_skewed : {false, true}) {  // skewed: the first experts have most rows, the last ones none
-        Tensor x = s.to_gpu(s.random({T, H}, DType::kBF16, 1)), logits = s.random({T, E}, DType::kF32, static_cast<std::uint64_t>(T), 2.0f);
-        for (std::int64_t i = 0; is_skewed && i < T * E; ++i) logits.as<float>()[i] -= 0.3f * static_cast<float>(i % E);
-        Tensor ids = Tensor::empty(s.gpu_runtime, {T, K}, DType::kI32), weights = Tensor::empty(s.gpu_runtime, {T, K}, DType::kF32),
-               mass = Tensor::empty(s.gpu_runtime, {T}, DType::kF32), got = s.to_gpu(s.filled({T, H}, DType::kBF16, kNan));
-        route(s.gpu, ids, weights, mass, s.to_gpu(logits), true);
-        ASSERT_TRUE(can_mix_experts(s.gpu, T, K, experts.matrices())) << T << " tokens of " << E << " experts";
-        ASSERT_TRUE(mix_experts(s.gpu, got, x, ids, weights, experts.matrices()));
-        if (!same_bits(s.to_cpu(got), mixed_in_steps(s, experts, x, ids, weights)))
-          different += fmt::format(" {} tokens of {} experts", T, E);
-      }
-    }
-  }
-  EXPECT_EQ(different, "");
 }
 
 /// The same where the result is fp32, as logits are, and at widths that no alignment likes.

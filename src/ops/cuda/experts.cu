@@ -5,6 +5,7 @@
 #include "ops/cuda/chain.cuh"
 #include "ops/cuda/device.cuh"
 #include "ops/cuda/few_rows.hpp"
+#include "ops/cuda/gated.cuh"
 #include "ops/cuda/linear_weight.hpp"
 #include "ops/experts.hpp"
 
@@ -15,6 +16,8 @@ constexpr int kRouteWarps = 4;
 constexpr int kRowBlock = 128;
 /// Of sum_rows: asked for before any is added.
 constexpr int kRowsAtOnce = 8;
+/// From so many on a block for each fills the device.
+constexpr std::int64_t kManyTokens = 512;
 
 struct RouteArgs {
   std::int32_t* ids;
@@ -105,50 +108,138 @@ __global__ void __launch_bounds__(kRouteWarps* kWarp)
   if (is_mine) out[index] = from_float<T>(w * (dw - mean));
 }
 
-template <typename T>
-__global__ void __launch_bounds__(kRowBlock)
-    scale_rows_kernel(T* out, const T* x, const float* factors, std::int64_t out_stride, std::int64_t x_stride, std::int64_t cols) {
+/// use(first column, count): a block has a row, a thread kVec columns at a time.
+template <typename Use>
+__device__ __forceinline__ void for_each_vector(std::int64_t cols, Use&& use) {
+  for (std::int64_t c = static_cast<std::int64_t>(threadIdx.x) * kVec; c < cols; c += kRowBlock * kVec)
+    use(c, static_cast<int>(min(static_cast<std::int64_t>(kVec), cols - c)));
+}
+
+template <typename T, bool kWide>
+__global__ void __launch_bounds__(kRowBlock) swiglu_rows_kernel(T* out, const T* gate_up, const float* factors, std::int64_t out_stride,
+                                                                std::int64_t gate_up_stride, std::int64_t cols) {
   const std::int64_t r = blockIdx.x;
+  wait_for_previous();
+  let_next_begin();
   const float factor = factors[r];
-  for (std::int64_t c = threadIdx.x; c < cols; c += kRowBlock)
-    out[r * out_stride + c] = from_float<T>(to_float(x[r * x_stride + c]) * factor);
+  const T* const gates = gate_up + r * gate_up_stride;
+  for_each_vector(cols, [&](std::int64_t c, int count) {
+    float g[kVec], u[kVec];
+    load<kWide>(g, gates + c, count);
+    load<kWide>(u, gates + cols + c, count);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) g[i] = gated(g[i], u[i]);
+    round_all<T>(g);
+#pragma unroll
+    for (float& v : g) v *= factor;
+    store<kWide>(out + r * out_stride + c, g, count);
+  });
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kRowBlock)
-    row_dots_kernel(float* out, const T* a, const T* b, std::int64_t a_stride, std::int64_t b_stride, std::int64_t cols) {
+struct SwigluRowsBackwardArgs {
+  T* dgate_up;
+  float* dfactors;
+  const T *dout, *gate_up;
+  const float* factors;
+  std::int64_t dgate_up_stride, dout_stride, gate_up_stride, cols;
+};
+template <typename T, bool kWide>
+__global__ void __launch_bounds__(kRowBlock) swiglu_rows_backward_kernel(const SwigluRowsBackwardArgs<T> a) {
   __shared__ float scratch[kRowBlock / kWarp];
   const std::int64_t r = blockIdx.x;
+  const float factor = a.factors[r];
+  const T *const gates = a.gate_up + r * a.gate_up_stride, *const douts = a.dout + r * a.dout_stride;
+  T* const to = a.dgate_up + r * a.dgate_up_stride;
   float sum = 0.0f;
-  for (std::int64_t c = threadIdx.x; c < cols; c += kRowBlock)
-    sum = fmaf(to_float(a[r * a_stride + c]), to_float(b[r * b_stride + c]), sum);
+  for_each_vector(a.cols, [&](std::int64_t c, int count) {
+    float g[kVec], u[kVec], d[kVec], hidden[kVec];
+    load<kWide>(g, gates + c, count);
+    load<kWide>(u, gates + a.cols + c, count);
+    load<kWide>(d, douts + c, count);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) hidden[i] = gated(g[i], u[i]);
+    round_all<T>(hidden);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      sum = fmaf(d[i], hidden[i], sum);
+      d[i] *= factor;
+    }
+    round_all<T>(d);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) gated_backward(d[i], g[i], u[i]);
+    store<kWide>(to + c, g, count);
+    store<kWide>(to + a.cols + c, u, count);
+  });
   sum = block_sum(sum, scratch);
-  if (threadIdx.x == 0) out[r] = sum;
+  if (threadIdx.x == 0) a.dfactors[r] = sum;
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kRowBlock)
-    sum_rows_kernel(T* out, const T* x, const std::int32_t* rows, std::int64_t out_stride, std::int64_t x_stride, std::int64_t rows_stride,
-                    std::int64_t cols, int num_rows, bool accumulate) {
+struct SumRowsArgs {
+  T* out;
+  const T* x;
+  const std::int32_t* rows;
+  std::int64_t out_stride, x_stride, rows_stride, cols;
+  int num_rows;
+  bool accumulate;
+};
+
+/// One column a thread: for few tokens, which have the device to themselves.
+template <typename T>
+__global__ void __launch_bounds__(kRowBlock) sum_rows_kernel(const SumRowsArgs<T> a) {
   const std::int64_t t = blockIdx.x, c = static_cast<std::int64_t>(blockIdx.y) * kRowBlock + threadIdx.x;
   wait_for_previous();
   let_next_begin();
-  if (c >= cols) return;
+  if (c >= a.cols) return;
   float sum = 0.0f;
-  for (int first = 0; first < num_rows; first += kRowsAtOnce) {
+  for (int first = 0; first < a.num_rows; first += kRowsAtOnce) {
     std::int64_t row[kRowsAtOnce];
     T v[kRowsAtOnce];
 #pragma unroll
-    for (int i = 0; i < kRowsAtOnce; ++i) row[i] = rows[t * rows_stride + min(first + i, num_rows - 1)];
+    for (int i = 0; i < kRowsAtOnce; ++i) row[i] = a.rows[t * a.rows_stride + min(first + i, a.num_rows - 1)];
 #pragma unroll
-    for (int i = 0; i < kRowsAtOnce; ++i) v[i] = x[row[i] * x_stride + c];
+    for (int i = 0; i < kRowsAtOnce; ++i) v[i] = a.x[row[i] * a.x_stride + c];
 #pragma unroll
     for (int i = 0; i < kRowsAtOnce; ++i)
-      if (first + i < num_rows) sum += to_float(v[i]);
+      if (first + i < a.num_rows) sum += to_float(v[i]);
   }
-  T* const to = out + t * out_stride + c;
-  *to = from_float<T>(accumulate ? to_float(*to) + sum : sum);
+  T* const to = a.out + t * a.out_stride + c;
+  *to = from_float<T>(a.accumulate ? to_float(*to) + sum : sum);
 }
+/// A row a block, in whole vectors: for many tokens. The sums are the same.
+template <typename T>
+__global__ void __launch_bounds__(kRowBlock) sum_wide_rows_kernel(const SumRowsArgs<T> a) {
+  const std::int64_t t = blockIdx.x;
+  wait_for_previous();
+  let_next_begin();
+  for_each_vector(a.cols, [&](std::int64_t c, int) {
+    float sum[kVec] = {};
+    for (int first = 0; first < a.num_rows; first += kRowsAtOnce / 2) {
+      Raw<T> v[kRowsAtOnce / 2];
+#pragma unroll
+      for (int i = 0; i < kRowsAtOnce / 2; ++i)
+        v[i].read(a.x + a.rows[t * a.rows_stride + min(first + i, a.num_rows - 1)] * a.x_stride + c);
+#pragma unroll
+      for (int i = 0; i < kRowsAtOnce / 2; ++i) {
+        if (first + i >= a.num_rows) continue;
+#pragma unroll
+        for (int e = 0; e < kVec; ++e) sum[e] += v[i][e];
+      }
+    }
+    T* const to = a.out + t * a.out_stride + c;
+    if (a.accumulate) {
+      float old[kVec];
+      load<true>(old, to, kVec);
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) sum[e] = old[e] + sum[e];
+    }
+    store<true>(to, sum, kVec);
+  });
+}
+
+/// Mean rows of an expert from which grouped products are faster than tiles of few rows.
+constexpr std::int64_t kManyRowsOfExpert = 96;
 
 struct PlaceArgs {
   std::int32_t* begin;  ///< [E + 1], or null
@@ -244,24 +335,11 @@ void place(OpContext& ctx, const PlaceArgs& a) {
   launch_chained(stream_of(ctx), place_rows_kernel, dim3(static_cast<unsigned>(a.num_experts)), dim3(warps * kWarp), 0, a);
 }
 
-/// How experts' matrices lie, if they are all alike and equally far apart.
-struct Stacked {
-  const DenseWeight* first = nullptr;
-  std::int64_t rows_apart = 0;
-};
-std::optional<Stacked> stacked(const OpContext& ctx, std::span<const LinearWeight* const> weights) {
-  const DenseWeight& first = dense(ctx, *weights[0]);
-  const auto* begin = first.w_NK.as<char>();
-  const std::int64_t row_bytes = first.num_inputs() * static_cast<std::int64_t>(size_of(first.dtype()));
-  const std::int64_t apart = weights.size() > 1 ? dense(ctx, *weights[1]).w_NK.as<char>() - begin : first.num_outputs() * row_bytes;
-  if (apart <= 0 || apart % (8 * row_bytes) != 0 || !is_aligned(begin, 16)) return std::nullopt;
-  for (std::size_t e = 0; e < weights.size(); ++e) {
-    const DenseWeight& w = dense(ctx, *weights[e]);
-    if (w.has_bias() || w.num_outputs() != first.num_outputs() || w.num_inputs() != first.num_inputs() || w.dtype() != first.dtype() ||
-        w.w_NK.as<char>() != begin + static_cast<std::int64_t>(e) * apart)
-      return std::nullopt;
-  }
-  return Stacked{&first, apart / row_bytes};
+/// out[r] = x[rows[r]], bf16.
+void gather_rows(const OpContext& ctx, std::uint16_t* out, const ConstTensorView& x, const std::int32_t* rows, std::int64_t num_rows) {
+  launch_chained(stream_of(ctx), gather_rows_kernel, dim3(static_cast<unsigned>(num_rows)), dim3(kRowBlock), 0,
+                 reinterpret_cast<uint4*>(out), reinterpret_cast<const uint4*>(x.as<char>()), rows, x.row_stride / kVec,
+                 static_cast<int>(x.shape.num_cols() / kVec));
 }
 
 /// What mix_experts() runs, without the places of its rows.
@@ -351,31 +429,54 @@ void place_rows(OpContext& ctx, TensorView begin_P, TensorView token_R, TensorVi
               .rows_of_tile = 1});
 }
 
-void scale_rows(OpContext& ctx, TensorView out_RC, ConstTensorView x_RC, ConstTensorView factors_R) {
-  with_type(x_RC.dtype, [&](auto t) {
+void swiglu_rows(OpContext& ctx, TensorView out_RF, ConstTensorView gate_up_R2F, ConstTensorView factors_R) {
+  const dim3 grid(static_cast<unsigned>(out_RF.shape.num_rows()));
+  with_type(out_RF.dtype, [&](auto t) {
     using T = decltype(t);
-    scale_rows_kernel<T><<<static_cast<unsigned>(x_RC.shape.num_rows()), kRowBlock, 0, stream_of(ctx)>>>(
-        out_RC.as<T>(), x_RC.as<T>(), factors_R.as<float>(), out_RC.row_stride, x_RC.row_stride, x_RC.shape.num_cols());
+    with_bool(is_wide(out_RF) && is_wide(gate_up_R2F), [&](auto wide) {
+      launch_chained(stream_of(ctx), swiglu_rows_kernel<T, wide.value>, grid, dim3(kRowBlock), 0, out_RF.as<T>(), gate_up_R2F.as<T>(),
+                     factors_R.as<float>(), out_RF.row_stride, gate_up_R2F.row_stride, out_RF.shape.num_cols());
+    });
   });
-  PRL_CUDA_CHECK(cudaGetLastError());
 }
 
-void row_dots(OpContext& ctx, TensorView out_R, ConstTensorView a_RC, ConstTensorView b_RC) {
-  with_type(a_RC.dtype, [&](auto t) {
+void swiglu_rows_backward(OpContext& ctx, TensorView dgate_up_R2F, TensorView dfactors_R, ConstTensorView dout_RF,
+                          ConstTensorView gate_up_R2F, ConstTensorView factors_R) {
+  with_type(dout_RF.dtype, [&](auto t) {
     using T = decltype(t);
-    row_dots_kernel<T><<<static_cast<unsigned>(a_RC.shape.num_rows()), kRowBlock, 0, stream_of(ctx)>>>(
-        out_R.as<float>(), a_RC.as<T>(), b_RC.as<T>(), a_RC.row_stride, b_RC.row_stride, a_RC.shape.num_cols());
+    with_bool(is_wide(dgate_up_R2F) && is_wide(dout_RF) && is_wide(gate_up_R2F), [&](auto wide) {
+      swiglu_rows_backward_kernel<T, wide.value>
+          <<<static_cast<unsigned>(dout_RF.shape.num_rows()), kRowBlock, 0, stream_of(ctx)>>>({.dgate_up = dgate_up_R2F.as<T>(),
+                                                                                               .dfactors = dfactors_R.as<float>(),
+                                                                                               .dout = dout_RF.as<T>(),
+                                                                                               .gate_up = gate_up_R2F.as<T>(),
+                                                                                               .factors = factors_R.as<float>(),
+                                                                                               .dgate_up_stride = dgate_up_R2F.row_stride,
+                                                                                               .dout_stride = dout_RF.row_stride,
+                                                                                               .gate_up_stride = gate_up_R2F.row_stride,
+                                                                                               .cols = dout_RF.shape.num_cols()});
+    });
   });
   PRL_CUDA_CHECK(cudaGetLastError());
 }
 
 void sum_rows(OpContext& ctx, TensorView out_TC, ConstTensorView x_RC, ConstTensorView rows_TK, bool accumulate) {
-  const std::int64_t cols = out_TC.shape.num_cols();
-  const dim3 grid(static_cast<unsigned>(out_TC.shape.num_rows()), static_cast<unsigned>(ceil_div(cols, kRowBlock)));
+  const std::int64_t cols = out_TC.shape.num_cols(), tokens = out_TC.shape.num_rows();
+  const bool is_vectored = tokens >= kManyTokens && is_wide(out_TC) && is_wide(x_RC);
+  const dim3 grid(static_cast<unsigned>(tokens), is_vectored ? 1 : static_cast<unsigned>(ceil_div(cols, kRowBlock)));
   with_type(out_TC.dtype, [&](auto t) {
     using T = decltype(t);
-    launch_chained(stream_of(ctx), sum_rows_kernel<T>, grid, dim3(kRowBlock), 0, out_TC.as<T>(), x_RC.as<T>(), rows_TK.as<std::int32_t>(),
-                   out_TC.row_stride, x_RC.row_stride, rows_TK.row_stride, cols, static_cast<int>(rows_TK.shape.num_cols()), accumulate);
+    const SumRowsArgs<T> a{.out = out_TC.as<T>(),
+                           .x = x_RC.as<T>(),
+                           .rows = rows_TK.as<std::int32_t>(),
+                           .out_stride = out_TC.row_stride,
+                           .x_stride = x_RC.row_stride,
+                           .rows_stride = rows_TK.row_stride,
+                           .cols = cols,
+                           .num_rows = static_cast<int>(rows_TK.shape.num_cols()),
+                           .accumulate = accumulate};
+    const auto run = [&](auto kernel) { launch_chained(stream_of(ctx), kernel, grid, dim3(kRowBlock), 0, a); };
+    is_vectored ? run(sum_wide_rows_kernel<T>) : run(sum_rows_kernel<T>);
   });
 }
 
@@ -383,11 +484,51 @@ bool can_mix_experts(OpContext& ctx, std::int64_t num_tokens, std::int64_t num_a
   return mixture(ctx, num_tokens, num_active, experts).has_value();
 }
 
+/// For many rows of each expert: by grouped products, which hold gate and up in memory.
+bool mix_many_rows(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, ConstTensorView ids_TK, ConstTensorView weights_TK,
+                   const ExpertMatrices& experts) {
+  const std::int64_t T = ids_TK.shape.num_rows(), K = ids_TK.shape.num_cols(), R = T * K, H = x_TH.shape.num_cols();
+  const auto E = static_cast<std::int64_t>(experts.down.size());
+  const std::int64_t F = experts.down[0]->num_inputs(), first_cols = std::max(H, F), second_cols = std::max(2 * F, H);
+  std::int32_t *begin = nullptr, *token = nullptr, *slot = nullptr;
+  float* weight = nullptr;
+  std::uint16_t *first_memory = nullptr, *second_memory = nullptr;
+  const auto carve = [&](void* memory) {
+    Carver c(memory);
+    begin = c.take<std::int32_t>(E + 1);
+    token = c.take<std::int32_t>(R);
+    slot = c.take<std::int32_t>(R);
+    weight = c.take<float>(R);
+    first_memory = c.take<std::uint16_t>(R * first_cols);
+    second_memory = c.take<std::uint16_t>(R * second_cols);
+    return c.used();
+  };
+  carve(ctx.workspace->require(carve(nullptr)));
+  const Device device = ctx.runtime->device();
+  const auto view = [&](void* data, std::int64_t rows, std::int64_t cols, DType dtype) {
+    return TensorView{data, {rows, cols}, dtype, device, cols};
+  };
+  const TensorView begin_P{begin, Shape{E + 1}, DType::kI32, device, E + 1}, token_R{token, Shape{R}, DType::kI32, device, R};
+  const TensorView weight_R{weight, Shape{R}, DType::kF32, device, R}, slot_TK = view(slot, T, K, DType::kI32);
+  const TensorView rows_RH = view(first_memory, R, H, DType::kBF16), gate_up_R2F = view(second_memory, R, 2 * F, DType::kBF16);
+  const TensorView hidden_RF = view(first_memory, R, F, DType::kBF16), down_RH = view(second_memory, R, H, DType::kBF16);
+  cuda::place_rows(ctx, begin_P, token_R, weight_R, slot_TK, ids_TK, weights_TK);
+  gather_rows(ctx, first_memory, x_TH, token, R);
+  if (!cuda::grouped_linear(ctx, gate_up_R2F, rows_RH, experts.gate_up, begin_P)) return false;
+  cuda::swiglu_rows(ctx, hidden_RF, gate_up_R2F, weight_R);
+  if (!cuda::grouped_linear(ctx, down_RH, hidden_RF, experts.down, begin_P)) return false;
+  cuda::sum_rows(ctx, out_TH, down_RH, slot_TK, false);
+  return true;
+}
+
 bool mix_experts(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, ConstTensorView ids_TK, ConstTensorView weights_TK,
                  const ExpertMatrices& experts) {
   const std::int64_t T = ids_TK.shape.num_rows(), K = ids_TK.shape.num_cols(), R = T * K, H = x_TH.shape.num_cols();
   std::optional<Mixture> m = mixture(ctx, T, K, experts);
   if (!m || !is_wide(x_TH)) return false;
+  if (R >= kManyRowsOfExpert * static_cast<std::int64_t>(experts.down.size()) &&
+      mix_many_rows(ctx, out_TH, x_TH, ids_TK, weights_TK, experts))
+    return true;
   PlaceArgs a{};
   std::uint16_t *rows_RH = nullptr, *hidden_RF = nullptr;
   const auto carve = [&](void* memory) {
@@ -409,9 +550,7 @@ bool mix_experts(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, ConstT
   a.num_tiles = static_cast<int>(m->rows_of_gate_up.num_tiles);
   a.rows_of_tile = m->tile_of_gate_up.rows;
   place(ctx, a);
-  const std::int64_t pieces = H / kVec;
-  launch_chained(stream_of(ctx), gather_rows_kernel, dim3(static_cast<unsigned>(R)), dim3(kRowBlock), 0, reinterpret_cast<uint4*>(rows_RH),
-                 reinterpret_cast<const uint4*>(x_TH.as<char>()), a.token, x_TH.row_stride / kVec, static_cast<int>(pieces));
+  gather_rows(ctx, rows_RH, x_TH, a.token, R);
   m->rows_of_gate_up.tiles = m->rows_of_down.tiles = a.tiles;
   m->rows_of_gate_up.factors = a.weight;
   m->gate_up.a = rows_RH;

@@ -216,6 +216,12 @@ __device__ __forceinline__ void pin(std::uint32_t (&d)[kCount]) {
   ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
   "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 
+#define PRL_R128                                                                               \
+  PRL_R96                                                                                      \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "   \
+  "%111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, " \
+  "%126, %127"
+
 /// d[64 x N] = (accumulate ? d : 0) + A B over one k16 step. Warp w holds rows 16 w to 16 w + 15; d[4 j + e] of a lane is row
 /// lane / 4 (+ 8 for e >= 2), column 8 j + 2 (lane % 4) + e % 2. A: along_rows, or down_rows with kLeftDown = 1. B: along_rows (kDown = 0)
 /// or down_rows (1).
@@ -268,6 +274,14 @@ __device__ __forceinline__ void product(float (&d)[96], std::uint64_t a, std::ui
       : PRL_D32(d, 0), PRL_D32(d, 32), PRL_D32(d, 64)
       : "l"(a), "l"(b), "r"(accumulate), "n"(kDown));
 }
+template <int kDown, int kLeftDown = 0>
+__device__ __forceinline__ void product(float (&d)[128], std::uint64_t a, std::uint64_t b, int accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" PRL_R128 "}, %128, %129, p, 1, 1, %132, %131;\n}"
+      : PRL_D32(d, 0), PRL_D32(d, 32), PRL_D32(d, 64), PRL_D32(d, 96)
+      : "l"(a), "l"(b), "r"(accumulate), "n"(kDown), "n"(kLeftDown));
+}
 /// A from registers: a[0..3] as mma.m16n8k16 has them.
 template <int kDown>
 __device__ __forceinline__ void product(float (&d)[32], const std::uint32_t* a, std::uint64_t b, int accumulate) {
@@ -299,6 +313,7 @@ __device__ __forceinline__ std::uint32_t pair_of(float even_row, float odd_row, 
 #undef PRL_R32
 #undef PRL_R64
 #undef PRL_R96
+#undef PRL_R128
 
 #endif  // PRL_HOPPER
 

@@ -85,6 +85,21 @@ const DenseWeight& dense(const OpContext& ctx, const LinearWeight& w) {
   return *d;
 }
 
+std::optional<Stacked> stacked(const OpContext& ctx, std::span<const LinearWeight* const> weights) {
+  const DenseWeight& first = dense(ctx, *weights[0]);
+  const auto* begin = first.w_NK.as<char>();
+  const std::int64_t row_bytes = first.num_inputs() * static_cast<std::int64_t>(size_of(first.dtype()));
+  const std::int64_t apart = weights.size() > 1 ? dense(ctx, *weights[1]).w_NK.as<char>() - begin : first.num_outputs() * row_bytes;
+  if (apart <= 0 || apart % (8 * row_bytes) != 0 || !is_aligned(begin, 16)) return std::nullopt;
+  for (std::size_t e = 0; e < weights.size(); ++e) {
+    const DenseWeight& w = dense(ctx, *weights[e]);
+    if (w.has_bias() || w.num_outputs() != first.num_outputs() || w.num_inputs() != first.num_inputs() || w.dtype() != first.dtype() ||
+        w.w_NK.as<char>() != begin + static_cast<std::int64_t>(e) * apart)
+      return std::nullopt;
+  }
+  return Stacked{&first, apart / row_bytes};
+}
+
 Product forward_product(const DenseWeight& w, const void* x, std::int64_t x_stride, std::int64_t M, std::int64_t first,
                         std::int64_t count) {
   Product p;

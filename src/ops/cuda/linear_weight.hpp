@@ -1,5 +1,8 @@
 #pragma once
 
+#include <optional>
+#include <span>
+
 #include "ops/cuda/blas.hpp"
 #include "ops/linear.hpp"
 
@@ -18,6 +21,13 @@ class DenseWeight final : public LinearWeight {
 };
 /// `w` as this device packed it; a bug if another did.
 const DenseWeight& dense(const OpContext& ctx, const LinearWeight& w);
+
+/// How the matrices of experts lie, if they are all alike, without biases and equally far apart.
+struct Stacked {
+  const DenseWeight* first = nullptr;
+  std::int64_t rows_apart = 0;  ///< a multiple of 8
+};
+std::optional<Stacked> stacked(const OpContext& ctx, std::span<const LinearWeight* const> weights);
 
 /// out[M, count] = x[M, K] W[first.., K]^T for outputs [first, first + count); no bias. The row-invariant product behind `linear`
 /// and the LM head.

@@ -25,9 +25,9 @@ struct SwigluBackward {
   __device__ void operator()(float (&out)[2][kVec], const float (&in)[3][kVec]) const {
 #pragma unroll
     for (int i = 0; i < kVec; ++i) {
-      const float d = in[0][i], g = in[1][i], s = sigmoid(g), silu = g * s;
-      out[1][i] = d * silu;
-      out[0][i] = d * in[2][i] * fmaf(silu, 1.0f - s, s);
+      out[0][i] = in[1][i];
+      out[1][i] = in[2][i];
+      gated_backward(in[0][i], out[0][i], out[1][i]);
     }
   }
 };

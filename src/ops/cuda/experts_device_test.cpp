@@ -1,0 +1,189 @@
+// Products of experts at real sizes, beside those of one expert after another.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <limits>
+
+#include "device/cuda/cuda_runtime.hpp"
+#include "ops/cuda/launch.hpp"
+#include "ops/cuda/test_sides.hpp"
+#include "ops/experts.hpp"
+#include "ops/pointwise.hpp"
+
+namespace prl::ops {
+namespace {
+
+using namespace testing;
+
+/// Experts of a layer as they lie in a model: gate and up, then down, one expert after another.
+struct Experts {
+  Tensor all;
+  std::vector<LinearWeightPtr> weights;
+  std::vector<const LinearWeight*> gate_up, down;
+  ExpertMatrices matrices() const { return {gate_up, down}; }
+
+  Experts(Sides& s, std::int64_t E, std::int64_t H, std::int64_t F) {
+    Tensor host = s.random({E * 3 * F * H}, DType::kBF16, 2, 0.05f);
+    all = s.to_gpu(host);
+    for (std::int64_t e = 0; e < E; ++e) {
+      weights.push_back(share_linear(s.gpu, all.slice(e * 3 * F * H, 2 * F * H).reshaped({2 * F, H}), {}, true));
+      gate_up.push_back(weights.back().get());
+      weights.push_back(share_linear(s.gpu, all.slice((e * 3 + 2) * F * H, F * H).reshaped({H, F}), {}, true));
+      down.push_back(weights.back().get());
+    }
+  }
+};
+
+/// By the ops one after another, expert by expert.
+Tensor mixed_in_steps(Sides& s, const Experts& experts, const Tensor& x_TH, const Tensor& ids_TK, const Tensor& weights_TK) {
+  const std::int64_t T = ids_TK.shape().num_rows(), K = ids_TK.shape().num_cols(), R = T * K, H = x_TH.shape().num_cols();
+  const auto E = static_cast<std::int64_t>(experts.down.size()), F = experts.down[0]->num_inputs();
+  const auto fresh = [&](Shape shape, DType dtype) { return Tensor::empty(s.gpu_runtime, shape, dtype); };
+  Tensor begin = fresh({E + 1}, DType::kI32), token = fresh({R}, DType::kI32), weight = fresh({R}, DType::kF32),
+         slot = fresh({T, K}, DType::kI32);
+  place_rows(s.gpu, begin, token, weight, slot, ids_TK, weights_TK);
+  const Tensor begins = s.to_cpu(begin);
+  Tensor rows = fresh({R, H}, DType::kBF16), gate_up = fresh({R, 2 * F}, DType::kBF16), hidden = fresh({R, F}, DType::kBF16),
+         out = fresh({T, H}, DType::kBF16);
+  embedding(s.gpu, rows, x_TH, token.view());
+  const auto products = [&](Tensor& to, const Tensor& from, const std::vector<const LinearWeight*>& matrices) {
+    for (std::size_t e = 0; e < matrices.size(); ++e)
+      if (const std::int32_t first = begins.as<std::int32_t>()[e], count = begins.as<std::int32_t>()[e + 1] - first; count > 0)
+        linear(s.gpu, to.slice(first, count), from.slice(first, count), *matrices[e]);
+  };
+  products(gate_up, rows, experts.gate_up);
+  swiglu_rows(s.gpu, hidden, gate_up, weight);
+  products(rows, hidden, experts.down);
+  sum_rows(s.gpu, out, rows, slot, false);
+  return s.to_cpu(out);
+}
+
+TEST(CudaExperts, AMixtureIsItsOpsOneAfterAnother) {
+  Sides s;
+  if (cuda::properties_of(s.gpu).major != 9) GTEST_SKIP() << "kernels for compute capability 9.0";
+  struct Case {
+    std::int64_t E, K, H, F;
+  };
+  std::string different;
+  for (const auto& [E, K, H, F] : {Case{128, 8, 512, 256}, {8, 2, 1024, 512}, {6, 2, 64, 64}, {40, 3, 192, 320}, {1, 1, 128, 64}}) {
+    if (is_watched() && E * H * F > 3'000'000) continue;
+    const Experts experts(s, E, H, F);
+    for (const std::int64_t T : {1, 2, 3, 8, 9, 33, 64, 200, 513, 2048}) {
+      if (is_watched() && T > 33) continue;
+      for (const bool is_skewed : {false, true}) {  // skewed: the first experts have most rows, the last ones none
+        Tensor x = s.to_gpu(s.random({T, H}, DType::kBF16, 1)), logits = s.random({T, E}, DType::kF32, static_cast<std::uint64_t>(T), 2.0f);
+        for (std::int64_t i = 0; is_skewed && i < T * E; ++i) logits.as<float>()[i] -= 0.3f * static_cast<float>(i % E);
+        Tensor ids = Tensor::empty(s.gpu_runtime, {T, K}, DType::kI32), weights = Tensor::empty(s.gpu_runtime, {T, K}, DType::kF32),
+               mass = Tensor::empty(s.gpu_runtime, {T}, DType::kF32), got = s.to_gpu(s.filled({T, H}, DType::kBF16, kNan));
+        route(s.gpu, ids, weights, mass, s.to_gpu(logits), true);
+        ASSERT_TRUE(can_mix_experts(s.gpu, T, K, experts.matrices())) << T << " tokens of " << E << " experts";
+        ASSERT_TRUE(mix_experts(s.gpu, got, x, ids, weights, experts.matrices()));
+        if (!same_bits(s.to_cpu(got), mixed_in_steps(s, experts, x, ids, weights)))
+          different += fmt::format(" {} tokens of {} experts", T, E);
+      }
+    }
+  }
+  EXPECT_EQ(different, "");
+}
+
+/// Where each of `counts` rows begins, and their number.
+std::vector<std::int32_t> begins(const std::vector<std::int32_t>& counts) {
+  std::vector<std::int32_t> out{0};
+  for (const std::int32_t count : counts) out.push_back(out.back() + count);
+  return out;
+}
+
+/// The grouped products have the bits of the library's where those have one order, and gradients depend on an expert's own rows alone.
+TEST(CudaExperts, GroupedProductsAreThoseOfEachExpert) {
+  Sides s;
+  if (cuda::properties_of(s.gpu).major != 9) GTEST_SKIP() << "kernels for compute capability 9.0";
+  struct Case {
+    std::int64_t H, F;
+    std::vector<std::int32_t> counts;
+  };
+  const std::vector<Case> cases{{64, 64, {1}},
+                                {128, 64, {0, 65, 0, 3, 64, 200, 0}},
+                                {512, 320, {1, 128, 129, 0, 257, 63, 300, 0, 0, 31}},
+                                {192, 320, {2048, 1500, 900, 513, 300, 257, 256, 129, 128, 64, 0}},
+                                {1024, 768, std::vector<std::int32_t>(40, 97)}};
+  std::string different;
+  for (const auto& [H, F, counts] : cases) {
+    if (is_watched() && H > 128) continue;
+    const auto E = static_cast<std::int64_t>(counts.size());
+    const Experts experts(s, E, H, F);
+    const std::vector<std::int32_t> begin = begins(counts);
+    Tensor on_gpu = Tensor::empty(s.gpu_runtime, {E + 1}, DType::kI32);
+    s.gpu_runtime->copy_from_host(on_gpu.data(), begin.data(), on_gpu.num_bytes());
+    const std::int64_t R = begin.back();
+    for (const auto& weights : {experts.gate_up, experts.down}) {
+      const std::int64_t N = weights[0]->num_outputs(), K = weights[0]->num_inputs();
+      const std::string name = fmt::format(" [{}, {}] x {} rows", N, K, R);
+      const Tensor x = s.to_gpu(s.random({R, K}, DType::kBF16, 5)), dy = s.to_gpu(s.random({R, N}, DType::kBF16, 6));
+      Tensor y = s.to_gpu(s.filled({R, N}, DType::kBF16, kNan)), want_y = Tensor::empty(s.gpu_runtime, {R, N}, DType::kBF16);
+      Tensor dx = s.to_gpu(s.filled({R, K}, DType::kBF16, kNan)), want_dx = Tensor::empty(s.gpu_runtime, {R, K}, DType::kBF16);
+      Tensor dw = s.to_gpu(s.filled({E * 2, N * K}, DType::kF32, kNan));  // between them is what is not theirs
+      ASSERT_TRUE(grouped_linear(s.gpu, y, x, weights, on_gpu)) << name;
+      ASSERT_TRUE(grouped_linear_backward_input(s.gpu, dx, dy, weights, on_gpu)) << name;
+      std::vector<TensorView> to;
+      for (std::int64_t e = 0; e < E; ++e) to.push_back(dw.slice(2 * e, 1).view().reshaped({N, K}));
+      ASSERT_TRUE(grouped_linear_backward_weight(s.gpu, to, dy, x, on_gpu, false)) << name;
+      for (std::size_t e = 0; e < counts.size(); ++e) {
+        const std::int64_t first = begin[e], count = counts[e];
+        const auto view = [&](const Tensor& t) { return t.slice(first, count); };
+        const Tensor got = dw.slice(2 * static_cast<std::int64_t>(e), 1).reshaped({N, K});
+        if (count == 0) {
+          EXPECT_TRUE(same_bits(s.to_cpu(got), s.filled({N, K}, DType::kF32, 0.0f))) << name << ", expert " << e;
+          continue;
+        }
+        linear(s.gpu, view(want_y), view(x), *weights[e]);
+        linear_backward_input(s.gpu, view(want_dx), view(dy), *weights[e], false);
+        Tensor want = Tensor::empty(s.gpu_runtime, {N, K}, DType::kF32), alone = want.clone();
+        linear_backward_weight(s.gpu, want, {}, view(dy), view(x), false);
+        EXPECT_LT(s.difference(got, s.to_cpu(want)), 1e-5) << name << ", expert " << e << " of " << count;
+        const Tensor whole = s.to_gpu(s.ints({0, static_cast<std::int32_t>(count)}));
+        const TensorView only = alone.view();
+        ASSERT_TRUE(grouped_linear_backward_weight(s.gpu, std::span(&only, 1), view(dy), view(x), whole, false));
+        if (!same_bits(s.to_cpu(alone), s.to_cpu(got))) different += name + fmt::format(", gradient of expert {}", e);
+      }
+      for (std::size_t e = 0; e < counts.size(); ++e) {
+        const auto differs = [&](const Tensor& got, const Tensor& want) {
+          return counts[e] > 0 && !same_bits(s.to_cpu(got.slice(begin[e], counts[e])), s.to_cpu(want.slice(begin[e], counts[e])));
+        };
+        if (differs(y, want_y)) different += name + fmt::format(", forward of expert {} of {}", e, counts[e]);
+        if (differs(dx, want_dx)) different += name + fmt::format(", input gradient of expert {} of {}", e, counts[e]);
+      }
+      Tensor twice = dw.clone();
+      std::vector<TensorView> again;
+      for (std::int64_t e = 0; e < E; ++e) again.push_back(twice.slice(2 * e, 1).view().reshaped({N, K}));
+      ASSERT_TRUE(grouped_linear_backward_weight(s.gpu, again, dy, x, on_gpu, true));
+      for (std::int64_t e = 0; e < E; ++e) {
+        Tensor doubled = dw.slice(2 * e, 1).clone();
+        TensorView view = doubled.view();
+        scale(s.gpu, view, 2.0f);
+        if (!same_bits(s.to_cpu(twice.slice(2 * e, 1)), s.to_cpu(doubled))) different += name + fmt::format(", expert {} twice", e);
+        if (!std::isnan(get(s.to_cpu(dw.slice(2 * e + 1, 1)), 0))) different += name + ", behind its gradient";
+      }
+    }
+  }
+  EXPECT_EQ(different, "");
+}
+
+/// Weights that do not lie equally far apart, another type or odd sizes go one by one: refused, and nothing is written.
+TEST(CudaExperts, ProductsThatCannotBeGroupedAreRefused) {
+  Sides s;
+  const Tensor begin = s.to_gpu(s.ints({0, 2, 4})), x = s.to_gpu(s.random({4, 128}, DType::kBF16, 1));
+  const Tensor all = s.to_gpu(s.random({5 * 64, 128}, DType::kBF16, 2));
+  const LinearWeightPtr a = share_linear(s.gpu, all.slice(0, 64), {}, false), b = share_linear(s.gpu, all.slice(64, 64), {}, false),
+                        c = share_linear(s.gpu, all.slice(192, 64), {}, false);
+  Tensor y = s.to_gpu(s.filled({4, 64}, DType::kBF16, kNan));
+  const std::vector<const LinearWeight*> backwards{b.get(), a.get()}, good{a.get(), b.get()};
+  EXPECT_FALSE(grouped_linear(s.gpu, y, x, backwards, begin));
+  const Tensor x32 = s.to_gpu(s.random({4, 128}, DType::kF32, 1));
+  Tensor y32 = s.to_gpu(s.filled({4, 64}, DType::kF32, kNan));
+  EXPECT_FALSE(grouped_linear(s.gpu, y32, x32, good, begin)) << "fp32";
+  EXPECT_THROW(grouped_linear(s.gpu, y, x, std::vector<const LinearWeight*>{a.get(), b.get(), c.get()}, begin), Error) << "of two groups";
+  EXPECT_TRUE(same_bits(s.to_cpu(y), s.filled({4, 64}, DType::kBF16, kNan)));
+}
+
+}  // namespace
+}  // namespace prl::ops

@@ -1,0 +1,119 @@
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+#include <vector>
+
+#include "base/error.hpp"
+#include "base/rng.hpp"
+#include "device/cuda/check.hpp"
+#include "ops/cuda/launch.hpp"
+#include "ops/experts.hpp"
+#include "ops/op_table.hpp"
+
+// Products of experts on one GPU, all at once and one expert after another: TFLOP/s. Times are medians of calls between events.
+
+namespace prl::ops {
+namespace {
+
+struct Bench {
+  std::shared_ptr<DeviceRuntime> runtime = make_cuda_runtime(0);
+  OpSession session{runtime, 1};
+  OpContext& ctx = session.context();
+
+  Tensor random(Shape shape) {
+    Tensor t = Tensor::empty(runtime, shape, DType::kBF16);
+    std::vector<BFloat16> host(1 << 20);
+    Rng rng(1);
+    for (BFloat16& x : host) x = to_bf16(static_cast<float>(rng.next_normal()));
+    for (std::size_t at = 0; at < t.num_bytes(); at += host.size() * 2 - 254)  // shifted, so that rows do not repeat
+      runtime->copy_from_host(t.as<char>() + at, host.data(), std::min(host.size() * 2, t.num_bytes() - at));
+    return t;
+  }
+  double milliseconds(const std::function<void()>& work) {
+    const cudaStream_t stream = cuda::stream_of(ctx);
+    cudaEvent_t begin, end;
+    PRL_CUDA_CHECK(cudaEventCreate(&begin));
+    PRL_CUDA_CHECK(cudaEventCreate(&end));
+    std::vector<float> times;
+    for (int i = 0; i < 13; ++i) {
+      PRL_CUDA_CHECK(cudaEventRecord(begin, stream));
+      for (int j = 0; j < 3; ++j) work();
+      PRL_CUDA_CHECK(cudaEventRecord(end, stream));
+      PRL_CUDA_CHECK(cudaEventSynchronize(end));
+      float ms = 0;
+      PRL_CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
+      if (i >= 2) times.push_back(ms / 3);
+    }
+    std::ranges::sort(times);
+    PRL_CUDA_CHECK(cudaEventDestroy(begin));
+    PRL_CUDA_CHECK(cudaEventDestroy(end));
+    return static_cast<double>(times[times.size() / 2]);
+  }
+
+  /// E matrices [N, K]; rows of experts differ by up to `spread` of the mean.
+  void run(std::int64_t E, std::int64_t N, std::int64_t K, std::int32_t mean, double spread) {
+    Rng rng(7);
+    std::vector<std::int32_t> begin{0};
+    for (std::int64_t e = 0; e < E; ++e)
+      begin.push_back(begin.back() +
+                      static_cast<std::int32_t>(mean * (1 + spread * (2 * static_cast<double>(rng.next_u32()) * 0x1.0p-32 - 1))));
+    const std::int64_t R = begin.back();
+    Tensor begin_P = Tensor::empty(runtime, {E + 1}, DType::kI32);
+    runtime->copy_from_host(begin_P.data(), begin.data(), begin_P.num_bytes());
+    const Tensor w = random({E, N * K}), x = random({R, K}), dy = random({R, N});
+    Tensor y = Tensor::empty(runtime, {R, N}, DType::kBF16), dx = Tensor::empty(runtime, {R, K}, DType::kBF16),
+           dw = Tensor::empty(runtime, {E, N * K}, DType::kF32);
+    std::vector<LinearWeightPtr> packed;
+    std::vector<const LinearWeight*> weights;
+    std::vector<TensorView> to;
+    for (std::int64_t e = 0; e < E; ++e) {
+      packed.push_back(share_linear(ctx, w.slice(e, 1).reshaped({N, K}), {}, true));
+      weights.push_back(packed.back().get());
+      to.push_back(dw.slice(e, 1).view().reshaped({N, K}));
+    }
+    const auto each = [&](const auto& work) {
+      for (std::size_t e = 0; e < weights.size(); ++e) work(e, begin[e], begin[e + 1] - begin[e]);
+    };
+    const double flops = 2.0 * static_cast<double>(R * N) * static_cast<double>(K);
+    const auto report = [&](const char* what, const std::function<void()>& grouped, const std::function<void()>& apart) {
+      const double together = milliseconds(grouped), one_by_one = milliseconds(apart);
+      std::printf("%3d x [%4d, %4d], %6d rows, %-15s grouped %7.3f ms %6.1f TFLOP/s   one by one %7.3f ms %6.1f TFLOP/s\n",
+                  static_cast<int>(E), static_cast<int>(N), static_cast<int>(K), static_cast<int>(R), what, together,
+                  flops / together * 1e-9, one_by_one, flops / one_by_one * 1e-9);
+    };
+    report(
+        "forward", [&] { PRL_CHECK(grouped_linear(ctx, y, x, weights, begin_P), "refused"); },
+        [&] {
+          each([&](std::size_t e, auto first, auto count) { linear(ctx, y.slice(first, count), x.slice(first, count), *weights[e]); });
+        });
+    report(
+        "input gradient", [&] { PRL_CHECK(grouped_linear_backward_input(ctx, dx, dy, weights, begin_P), "refused"); },
+        [&] {
+          each([&](std::size_t e, auto first, auto count) {
+            linear_backward_input(ctx, dx.slice(first, count), dy.slice(first, count), *weights[e], false);
+          });
+        });
+    report(
+        "weight gradient", [&] { PRL_CHECK(grouped_linear_backward_weight(ctx, to, dy, x, begin_P, false), "refused"); },
+        [&] {
+          each([&](std::size_t e, auto first, auto count) {
+            linear_backward_weight(ctx, to[e], {}, dy.slice(first, count), x.slice(first, count), false);
+          });
+        });
+  }
+};
+
+int bench() {
+  Bench b;
+  for (const double spread : {0.05, 0.9}) {
+    b.run(128, 1536, 2048, 1024, spread);  // Qwen3-30B-A3B, 16,384 tokens
+    b.run(128, 2048, 768, 1024, spread);
+    b.run(8, 28672, 4096, 4096, spread);  // Mixtral 8x7B
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace prl::ops
+
+int main() { return prl::ops::bench(); }
