@@ -5,12 +5,13 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <sstream>
 #include <utility>
 
 #include "base/error.hpp"
-#include "base/thread_pool.hpp"
+#include "base/log.hpp"
 #include "device/host_link.hpp"
 
 namespace prl::trainer {
@@ -80,44 +81,38 @@ std::vector<PeerSnapshots::Array> PeerSnapshots::arrays_of(std::string_view text
 std::size_t PeerSnapshots::num_bytes() const noexcept {
   std::size_t sum = 0;
   for (const Snapshot& snapshot : kept_)
-    for (const auto& [owner, part] : snapshot.parts) sum += part.bytes.num_bytes();
+    for (const auto& [owner, part] : snapshot.parts) sum += part.memory.num_bytes;
   return sum;
 }
 
-Tensor PeerSnapshots::take_memory(std::size_t num_bytes) {
-  const auto found = std::ranges::find(spare_, num_bytes, &Tensor::num_bytes);
-  if (found != spare_.end()) {
-    Tensor memory = std::move(*found);
-    spare_.erase(found);
-    return memory;
-  }
-  spare_.clear();  // of other sizes: the ranks own other parts now
-  return Tensor::empty(make_cpu_runtime(), {static_cast<std::int64_t>(num_bytes)}, DType::kU8);
-}
-
 void PeerSnapshots::drop_oldest() {
-  for (auto& [owner, part] : kept_.front().parts) spare_.push_back(std::move(part.bytes));
+  for (auto& [owner, part] : kept_.front().parts) spare_.push_back(std::move(part.memory));
   kept_.pop_front();
 }
 
 /// Bytes on their way between tensors, host memory and other ranks: a list of tensors, one after the other, to a neighbour and to host
-/// memory; and back.
-///
-/// Pieces lie in two pairs of places that take turns, on the device and behind it in page-locked memory: while a pair is filled, sent and
-/// copied down, the processors move what came through the other one.
+/// memory; and back. Pieces lie in two pairs of places on the device that take turns: while one pair is copied to or from the host, the
+/// other one is filled and sent.
 class PeerSnapshots::Passage {
  public:
   Passage(const std::shared_ptr<DeviceRuntime>& runtime, std::size_t piece_bytes)
-      : runtime_(runtime), link_(make_host_link(runtime, true)), pool_(num_movers()) {
+      : runtime_(runtime), link_(make_host_link(runtime, true)) {
     for (Place& place : places_)
-      for (Piece* piece : {&place.own, &place.theirs}) {
-        piece->on_device = Tensor::empty(runtime_, {static_cast<std::int64_t>(piece_bytes)}, DType::kU8);
-        piece->on_host = link_->allocate(piece_bytes);
-      }
+      for (Tensor* piece : {&place.own, &place.theirs})
+        *piece = Tensor::empty(runtime_, {static_cast<std::int64_t>(piece_bytes)}, DType::kU8);
+  }
+  std::shared_ptr<void> allocate(std::size_t num_bytes) {
+    try {
+      return link_->allocate(num_bytes);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kOutOfMemory || runtime_->device().kind == DeviceKind::kCpu) throw;
+      log::warning("[healing] {}; copies go to plain memory, which takes some five times as long", error.what());
+      return make_host_link(runtime_, false)->allocate(num_bytes);
+    }
   }
   /// Own bytes [begin, begin + count) of `tensors`, whatever memory those lie in.
   TensorView fill(const std::vector<Tensor>& tensors, std::size_t begin, std::size_t count) {
-    auto* const to = static_cast<char*>(place().own.on_device.data());
+    auto* const to = static_cast<char*>(place().own.data());
     std::size_t first = 0;
     for (const Tensor& tensor : tensors) {
       const std::size_t from = std::max(begin, first), end = std::min(begin + count, first + tensor.num_bytes());
@@ -130,83 +125,50 @@ class PeerSnapshots::Passage {
       }
       first += tensor.num_bytes();
     }
-    return bytes_view(to, count, runtime_->device());
+    return own(count);
   }
+  TensorView own(std::size_t count) { return bytes_view(place().own.data(), count, runtime_->device()); }
   /// Where a neighbour's bytes come to.
-  TensorView theirs(std::size_t count) { return bytes_view(place().theirs.on_device.data(), count, runtime_->device()); }
+  TensorView theirs(std::size_t count) { return bytes_view(place().theirs.data(), count, runtime_->device()); }
   void keep_own(char* host, std::size_t count) { keep(place().own, host, count); }
   void keep_theirs(char* host, std::size_t count) { keep(place().theirs, host, count); }
-  /// The other places from now on; what came through them has arrived.
+  /// The other places from now on: work that is enqueued comes after the copies from and to them.
   void turn() {
     at_ = (at_ + 1) % places_.size();
-    arrive(place());
-  }
-  /// Everything has arrived.
-  void finish() {
-    turn();
-    turn();
-  }
-  /// Bytes from host memory into page-locked memory, on their way to the device. Waits for what was raised from there before, which the
-  /// caller has settled.
-  void load(const char* host, std::size_t count) {
-    link_->wait(std::exchange(place().copied, 0));
-    move(static_cast<char*>(place().own.on_host.get()), host, count);
-  }
-  /// What was loaded arrives on the device before what is enqueued from now on.
-  void raise(std::size_t count) {
-    const Piece& piece = place().own;
-    place().copied = link_->to_device(piece.on_device.data(), piece.on_host.get(), count, 0);
     link_->hold_work(place().copied);
   }
-  TensorView own(std::size_t count) { return bytes_view(place().own.on_device.data(), count, runtime_->device()); }
-  void use_other_places() { at_ = (at_ + 1) % places_.size(); }
-
-  /// After an error: what is under way goes nowhere. It is not waited for, as work of the device may wait for a rank that is gone; later
-  /// copies of the link come after it.
-  void forget() noexcept {
-    for (Place& place : places_) {
-      place.copied = 0;
-      for (Piece* piece : {&place.own, &place.theirs}) piece->num_bytes = 0;
-    }
+  /// Waits for all copies.
+  void finish() {
+    for (Place& place : places_) link_->wait(std::exchange(place.copied, 0));
+    link_->wait(std::exchange(last_forgotten_, 0));
+    forgotten_.clear();
+  }
+  /// Own bytes come from host memory, before what is enqueued from now on.
+  void raise(const char* host, std::size_t count) {
+    place().copied = link_->to_device(place().own.data(), host, count, 0);
+    link_->hold_work(place().copied);
+  }
+  /// After an error: copies that are under way are not waited for, as work of the device may wait for a rank that is gone. The memory that
+  /// they go to is kept until they are over.
+  void forget(std::vector<std::shared_ptr<void>> memory) {
+    for (Place& place : places_) last_forgotten_ = std::max(last_forgotten_, std::exchange(place.copied, 0));
+    std::ranges::move(memory, std::back_inserter(forgotten_));
   }
 
  private:
-  /// Ranks of a machine share its processors.
-  static int num_movers() { return std::clamp(num_available_cores() / 4, 2, 8); }
-  static constexpr std::size_t kMovedBytes = std::size_t{1} << 20;  // by one thread at a time
-  struct Piece {
-    Tensor on_device;
-    std::shared_ptr<void> on_host;
-    char* target = nullptr;
-    std::size_t num_bytes = 0;
-  };
   struct Place {
-    Piece own, theirs;
+    Tensor own, theirs;
     HostLink::Ticket copied = 0;
   };
   Place& place() { return places_[at_]; }
-  void keep(Piece& piece, char* host, std::size_t count) {
-    piece.target = host;
-    piece.num_bytes = count;
-    if (count > 0) place().copied = link_->to_host(piece.on_host.get(), piece.on_device.data(), count);
-  }
-  void arrive(Place& place) {
-    link_->wait(std::exchange(place.copied, 0));
-    for (Piece* piece : {&place.own, &place.theirs}) {
-      move(piece->target, static_cast<const char*>(piece->on_host.get()), piece->num_bytes);
-      piece->num_bytes = 0;
-    }
-  }
-  void move(char* to, const char* from, std::size_t num_bytes) {
-    pool_.parallel_for(static_cast<std::int64_t>((num_bytes + kMovedBytes - 1) / kMovedBytes), [&](std::int64_t i) {
-      const std::size_t at = static_cast<std::size_t>(i) * kMovedBytes;
-      std::memcpy(to + at, from + at, std::min(kMovedBytes, num_bytes - at));
-    });
+  void keep(const Tensor& piece, char* host, std::size_t count) {
+    if (count > 0) place().copied = link_->to_host(host, piece.data(), count);
   }
 
   std::shared_ptr<DeviceRuntime> runtime_;
+  std::vector<std::shared_ptr<void>> forgotten_;  ///< outlives the link, which ends its copies
+  HostLink::Ticket last_forgotten_ = 0;
   std::shared_ptr<HostLink> link_;
-  ThreadPool pool_;
   std::array<Place, 2> places_;
   std::size_t at_ = 0;
 };
@@ -218,6 +180,17 @@ PeerSnapshots::~PeerSnapshots() = default;
 PeerSnapshots::Passage& PeerSnapshots::passage() {
   if (passage_ == nullptr) passage_ = std::make_unique<Passage>(policy_.context().runtime, piece_bytes_);
   return *passage_;
+}
+
+PeerSnapshots::HostMemory PeerSnapshots::take_memory(std::size_t num_bytes) {
+  const auto found = std::ranges::find(spare_, num_bytes, &HostMemory::num_bytes);
+  if (found != spare_.end()) {
+    HostMemory memory = std::move(*found);
+    spare_.erase(found);
+    return memory;
+  }
+  spare_.clear();  // of other sizes: the ranks own other parts now
+  return {passage().allocate(num_bytes), num_bytes};
 }
 
 void PeerSnapshots::commit(const TrainProgress& progress, const GradientStep& gradient_step) {
@@ -249,7 +222,7 @@ void PeerSnapshots::commit(const TrainProgress& progress, const GradientStep& gr
   for (const int owner : {group.rank(), previous})
     if (!made.parts.contains(owner)) made.parts[owner] = {lists[static_cast<std::size_t>(owner)], take_memory(bytes_of(owner))};
   const std::size_t num_own = bytes_of(group.rank()), num_theirs = bytes_of(previous);
-  char *const own = made.parts[group.rank()].bytes.as<char>(), *const theirs = made.parts[previous].bytes.as<char>();
+  char *const own = made.parts[group.rank()].memory.bytes(), *const theirs = made.parts[previous].memory.bytes();
 
   const auto most = static_cast<std::size_t>(*std::ranges::max_element(sizes));
   const std::size_t step = std::min(piece_bytes_, std::max<std::size_t>(most, 1));  // the same at every rank
@@ -268,11 +241,13 @@ void PeerSnapshots::commit(const TrainProgress& progress, const GradientStep& gr
         way.keep_theirs(theirs + at, left_of(num_theirs, at));
       }
       way.keep_own(own + at, left_of(num_own, at));
-      group.settle(call);  // what waits for copies below knows nothing of ranks that are gone
+      group.settle(call);  // at most one piece is under way when a rank is gone
     }
     way.finish();
   } catch (...) {
-    way.forget();
+    std::vector<std::shared_ptr<void>> targets;
+    for (auto& [owner, part] : made.parts) targets.push_back(std::move(part.memory.data));
+    way.forget(std::move(targets));
     throw;
   }
   kept_.push_back(std::move(made));
@@ -315,22 +290,16 @@ void PeerSnapshots::hand_out(const Array& array, const char* mine, int from, Gra
     for (const Optimizer::StatePart& state : gradient_step.optimizer().state_parts())
       if (state.name == array.name) targets.emplace_back(state.tensor, state.range);
   }
-  const auto is_elsewhere = [&](const auto& target) { return target.first.runtime()->device() != runtime.device(); };
-  const bool has_host_targets = std::ranges::any_of(targets, is_elsewhere);
   Passage& way = passage();
-  for (ElementRange range{array.range.begin, 0}; range.begin < array.range.end; range.begin += step, way.use_other_places()) {
+  for (ElementRange range{array.range.begin, 0}; range.begin < array.range.end; range.begin += step, way.turn()) {
     range.end = std::min(range.begin + step, array.range.end);
     const std::size_t count = element * static_cast<std::size_t>(range.count());
-    // While the piece before this one is on its way; settled then, its places are free at the turn after the next.
-    if (mine != nullptr) way.load(mine + element * static_cast<std::size_t>(range.begin - array.range.begin), count);
-    group.settle(call);
-    if (mine != nullptr) way.raise(count);
+    if (mine != nullptr) way.raise(mine + element * static_cast<std::size_t>(range.begin - array.range.begin), count);
     const TensorView piece = way.own(count);
     if (group.size() > 1) group.broadcast(piece, from, call);
-    if (has_host_targets) group.settle(call);  // the copy to the host waits without a deadline
+    group.settle(call);  // copies to host memory wait without a deadline
     for (const auto& [tensor, held] : targets) copy_shared(runtime, tensor, held, piece, range);
   }
-  group.settle(call);
 }
 
 std::optional<TrainProgress> PeerSnapshots::restore(GradientStep& gradient_step) {
@@ -357,7 +326,7 @@ std::optional<TrainProgress> PeerSnapshots::restore(GradientStep& gradient_step)
            "last checkpoint",
            owner, num_owners);
     const int from = static_cast<int>(holder - lists.begin());
-    const char* mine = from == group.rank() ? part->bytes.as<char>() : nullptr;
+    const char* mine = from == group.rank() ? part->memory.bytes() : nullptr;
     for (const Array& array : arrays_of(*holder)) {
       hand_out(array, mine, from, gradient_step);
       if (mine != nullptr) mine += array.num_bytes;

@@ -19,8 +19,8 @@ namespace prl::trainer {
 /// What the ranks own after a step, in host memory: each keeps its own part and that of the rank before it, so that the run can go on
 /// without any one rank. The last step is kept until every rank has the new one. One thread.
 ///
-/// Memory    four times what a rank owns once the second step is kept, in plain host memory: page-locking that much takes minutes on some
-///           machines. Beside it four pieces of at most kPieceBytes on the device, and four that are page-locked.
+/// Memory    four times what a rank owns once the second step is kept, in host memory, page-locked for a GPU where the system allows that.
+///           Beside it four pieces of at most kPieceBytes on the device.
 class PeerSnapshots {
  public:
   /// Of what travels at once.
@@ -44,10 +44,15 @@ class PeerSnapshots {
     ElementRange range;
     std::size_t num_bytes = 0;
   };
+  struct HostMemory {
+    std::shared_ptr<void> data;
+    std::size_t num_bytes = 0;
+    char* bytes() const noexcept { return static_cast<char*>(data.get()); }
+  };
   /// What one rank owns: its arrays' bytes one after the other.
   struct Part {
     std::string list;  ///< of the arrays, as text
-    Tensor bytes;
+    HostMemory memory;
   };
   struct Snapshot {
     std::int64_t generation = 0, step = 0;
@@ -59,7 +64,7 @@ class PeerSnapshots {
   static std::string text_of(const std::vector<Array>& arrays);
   static std::vector<Array> arrays_of(std::string_view text);
 
-  Tensor take_memory(std::size_t num_bytes);
+  HostMemory take_memory(std::size_t num_bytes);
   Passage& passage();
   void drop_oldest();
   /// Generation and step of the newest that all have, negative if one has none.
@@ -71,8 +76,8 @@ class PeerSnapshots {
   bool is_newcomer_ = false;
   std::size_t piece_bytes_;
   std::unique_ptr<Passage> passage_;
-  std::vector<Tensor> spare_;  ///< of snapshots that are no longer kept
-  std::deque<Snapshot> kept_;  ///< oldest first, at most two
+  std::vector<HostMemory> spare_;  ///< of snapshots that are no longer kept
+  std::deque<Snapshot> kept_;      ///< oldest first, at most two
 };
 
 }  // namespace prl::trainer

@@ -6,6 +6,7 @@
 #include "base/error.hpp"
 #include "device/cuda/check.hpp"
 #include "device/cuda/cuda_runtime.hpp"
+#include "device/cuda/page_locked.hpp"
 #include "device/cuda_host_link.hpp"
 
 namespace prl::cuda {
@@ -70,15 +71,13 @@ class CudaHostLink final : public HostLink {
       if (memory == nullptr) fail(ErrorCode::kOutOfMemory, "[host memory] wanted {} bytes beside {}", bytes, to_string(cuda_.device()));
       return {memory, [](void* p) { std::free(p); }};
     }
-    void* memory = nullptr;
-    const cudaError_t status = cudaHostAlloc(&memory, size, cudaHostAllocPortable);
-    if (status != cudaSuccess) {
-      (void)cudaGetLastError();
+    const char* why = "";
+    std::shared_ptr<void> memory = allocate_page_locked(size, why);
+    if (memory == nullptr)
       fail(ErrorCode::kOutOfMemory,
            "[host memory] wanted {} bytes of page-locked memory beside {}: {}; offload less, or switch pin_memory off", bytes,
-           to_string(cuda_.device()), cudaGetErrorString(status));
-    }
-    return {memory, [](void* p) { (void)cudaFreeHost(p); }};
+           to_string(cuda_.device()), why);
+    return memory;
   }
   Ticket to_host(void* host, const void* source, std::size_t bytes) override {
     cuda_.activate();
