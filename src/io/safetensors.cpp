@@ -128,7 +128,25 @@ std::int64_t SafetensorsEntry::num_elements() const noexcept {
 SafetensorsFile SafetensorsFile::open(const fs::path& path) {
   SafetensorsFile result;
   result.file_ = MappedFile::open(path);
-  const std::span<const std::byte> bytes = result.file_->bytes();
+  result.path_ = path;
+  result.all_ = result.file_->bytes();
+  result.owner_ = result.file_;
+  result.parse();
+  return result;
+}
+
+SafetensorsFile SafetensorsFile::read(fs::path path, std::span<const std::byte> bytes, std::shared_ptr<const void> owner) {
+  SafetensorsFile result;
+  result.path_ = std::move(path);
+  result.all_ = bytes;
+  result.owner_ = std::move(owner);
+  result.parse();
+  return result;
+}
+
+void SafetensorsFile::parse() {
+  const fs::path& path = path_;
+  const std::span<const std::byte> bytes = all_;
   const auto bad = [&](std::string_view what) { fail(ErrorCode::kCorrupt, "{}: {}", path.string(), what); };
   if (bytes.size() < 8) bad(fmt::format("{} bytes are too few for a safetensors file (the header length takes 8)", bytes.size()));
   std::uint64_t header_size = 0;
@@ -147,15 +165,15 @@ SafetensorsFile SafetensorsFile::open(const fs::path& path) {
   if (error.failed()) bad(fmt::format("the header is not valid JSON: {}", error.message()));
 
   const std::uint64_t data_size = bytes.size() - 8 - header_size;
-  result.data_offset_ = 8 + header_size;
+  data_offset_ = 8 + header_size;
   for (const auto& member : header.get_object()) {
     const std::string name(member.key().data(), member.key().size());
     if (name == "__metadata__") {
       if (!member.value().is_object()) bad("__metadata__ is no object");
       for (const auto& item : member.value().get_object()) {
         if (!item.value().is_string()) bad("__metadata__ holds a value that is no string");
-        result.metadata_.emplace(std::string(item.key().data(), item.key().size()),
-                                 std::string(item.value().get_string().data(), item.value().get_string().size()));
+        metadata_.emplace(std::string(item.key().data(), item.key().size()),
+                          std::string(item.value().get_string().data(), item.value().get_string().size()));
       }
       continue;
     }
@@ -163,26 +181,25 @@ SafetensorsFile SafetensorsFile::open(const fs::path& path) {
     if (entry.end > data_size)
       fail(ErrorCode::kCorrupt, "{}: tensor '{}': its data ends at byte {}, but the file holds {} bytes of data: truncated", path.string(),
            name, entry.end, data_size);
-    result.entries_.push_back(std::move(entry));
+    entries_.push_back(std::move(entry));
   }
   // Like the reference implementation, the data must be covered exactly once. A repeated name also ends here: the JSON
   // parser keeps one of the two, and the bytes of the other are a hole.
-  std::sort(result.entries_.begin(), result.entries_.end(), [](const auto& a, const auto& b) {
+  std::sort(entries_.begin(), entries_.end(), [](const auto& a, const auto& b) {
     return a.begin != b.begin ? a.begin < b.begin : a.end != b.end ? a.end < b.end : a.name < b.name;
   });
   std::uint64_t covered = 0;
-  for (std::size_t i = 0; i < result.entries_.size(); ++i) {
-    const SafetensorsEntry& entry = result.entries_[i];
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    const SafetensorsEntry& entry = entries_[i];
     if (entry.begin != covered)
       fail(ErrorCode::kCorrupt, "{}: tensor '{}': its data starts at byte {}, wanted {}: tensors overlap, or leave a hole", path.string(),
            entry.name, entry.begin, covered);
     covered = entry.end;
-    result.by_name_.emplace(entry.name, i);
+    by_name_.emplace(entry.name, i);
   }
   if (covered != data_size) bad(fmt::format("{} bytes follow the last tensor", data_size - covered));
   for (const char* key : {kChecksumKey, kPlainChecksumKey})
-    if (const auto checksum = result.metadata_.extract(key)) check_checksum(path, bytes, header_size, key, checksum.mapped());
-  return result;
+    if (const auto checksum = metadata_.extract(key)) check_checksum(path, bytes, header_size, key, checksum.mapped());
 }
 
 const SafetensorsEntry* SafetensorsFile::find(std::string_view name) const noexcept {
@@ -197,7 +214,7 @@ const SafetensorsEntry& SafetensorsFile::at(std::string_view name) const {
 }
 
 std::span<const std::byte> SafetensorsFile::bytes(const SafetensorsEntry& entry) const noexcept {
-  return file_->bytes().subspan(static_cast<std::size_t>(data_offset_ + entry.begin), static_cast<std::size_t>(entry.end - entry.begin));
+  return all_.subspan(static_cast<std::size_t>(data_offset_ + entry.begin), static_cast<std::size_t>(entry.end - entry.begin));
 }
 
 void SafetensorsFile::read_f32(const SafetensorsEntry& entry, std::int64_t first, std::span<float> out) const {
@@ -230,7 +247,7 @@ void SafetensorsFile::read_f32(const SafetensorsEntry& entry, std::int64_t first
       fail(ErrorCode::kCorrupt, "{}: tensor '{}' is stored as {}, wanted F32, BF16, F16 or F64", path().string(), entry.name,
            to_string(entry.type));
   }
-  file_->check_whole();
+  check_whole();
 }
 
 SafetensorsFolder SafetensorsFolder::open(const fs::path& folder) {

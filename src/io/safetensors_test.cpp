@@ -8,6 +8,8 @@
 #include <csignal>
 #include <cstring>
 #include <fstream>
+#include <memory>
+#include <utility>
 
 #include "base/error.hpp"
 #include "base/files.hpp"
@@ -78,6 +80,36 @@ TEST_F(SafetensorsTest, OtherBusErrorsStillEndTheProcess) {
   const fs::path path = make(R"({"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 4);
   const SafetensorsFile file = SafetensorsFile::open(path);
   EXPECT_EXIT(::raise(SIGBUS), ::testing::KilledBySignal(SIGBUS), "");
+}
+
+TEST_F(SafetensorsTest, AFileInMemoryHasTheBytesOfOneOnDisk) {
+  const std::vector<float> values{1.0f, 2.0f, 3.0f, 4.0f};
+  const std::vector<SafetensorsWriter::Spec> specs{{"w", StoredType::kF32, {2, 2}}};
+  SafetensorsWriter on_disk(folder_ / "model.safetensors", specs, {{"format", "pt"}});
+  auto memory = std::make_shared<std::vector<std::byte>>(3);  // what is there stays in front
+  SafetensorsWriter in_memory(*memory, specs, {{"format", "pt"}});
+  for (SafetensorsWriter* writer : {&on_disk, &in_memory}) {
+    writer->append(std::as_bytes(std::span(values)));
+    writer->finish();
+  }
+  const std::span<const std::byte> bytes = std::span(*memory).subspan(3);
+  EXPECT_EQ(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()), read_file(folder_ / "model.safetensors"));
+  const std::weak_ptr<std::vector<std::byte>> held = memory;
+  {
+    const SafetensorsFile file = SafetensorsFile::read("somewhere", bytes, std::exchange(memory, nullptr));
+    std::vector<float> read(4);
+    file.read_f32(file.at("w"), 0, read);
+    file.check_whole();
+    EXPECT_EQ(read, values);
+    EXPECT_EQ(file.metadata().at("format"), "pt");
+    try {
+      SafetensorsFile::read("somewhere", bytes.first(bytes.size() - 1), held.lock());
+      ADD_FAILURE() << "a truncated file was read";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), ::testing::AllOf(HasSubstr("somewhere"), HasSubstr("truncated")));
+    }
+  }
+  EXPECT_TRUE(held.expired());
 }
 
 TEST_F(SafetensorsTest, EveryFlippedBitOfAFileOfOursIsFound) {
