@@ -327,6 +327,14 @@ TEST_P(AdapterOfFamily, IsWrittenAndReadBackBitForBit) {
     EXPECT_EQ(checksum(*weights).combined, checksum(*adapted.weights).combined);
     const Packed packed = random_packed(model.config.vocab_size, {25}, 6);
     expect_same_bits(evaluate(adapted, weights, packed), evaluate(adapted, adapted.weights, packed), "read back");
+    // In memory it is the same two files.
+    const Tensor image = peft_image(*adapted.weights, *adapted.trained.table());
+    EXPECT_LE(image.num_elements(), max_peft_image_bytes(model.config));
+    const std::string_view all(image.as<char>(), image.num_bytes());
+    EXPECT_EQ(all.substr(8), read_file(folder.path() / kPeftConfig) + read_file(folder.path() / kPeftTensors));
+    auto from_image = std::make_shared<Weights>(*adapted.base);
+    from_image->adapter = load_peft_adapter(model.ctx(), model.config, {"tcp://node0:1/step_3", image}, dtype);
+    EXPECT_EQ(checksum(*from_image).combined, checksum(*adapted.weights).combined);
     const AdapterConfig again = load_peft_config(folder.path());
     EXPECT_THAT(again.target_modules,
                 ::testing::ElementsAre(has_experts ? "model.layers.1.mlp.experts.2.down_proj" : "model.layers.1.mlp.down_proj", "q_proj"));
@@ -426,6 +434,40 @@ TEST(Peft, FaultsAreNamed) {
   EXPECT_THAT(error(model), HasSubstr(kPeftTensors));
   std::filesystem::remove(json);
   EXPECT_THAT(error(model), HasSubstr("there is no adapter_config.json"));
+}
+
+/// The reader is that of the files, so this is about what is before it.
+TEST(Peft, FaultsOfAnImageAreNamedWithWhereItIsFrom) {
+  SmallModel model("llama", true, 2), wide("llama", true, 2, true);
+  Adapted adapted(model, DType::kF32, config_of({"q_proj"}, 8));
+  const Tensor image = peft_image(*adapted.weights, *adapted.trained.table());
+  const std::string good(image.as<char>(), image.num_bytes());
+  const auto error = [&](const std::string& bytes, SmallModel& of, PeftLimits limits = {}) {
+    const Tensor changed = Tensor::empty(make_cpu_runtime(), {static_cast<std::int64_t>(bytes.size())}, DType::kU8);
+    std::copy(bytes.begin(), bytes.end(), changed.as<char>());
+    return error_of([&] { load_peft_adapter(of.ctx(), of.config, {"tcp://node0:1/alpha/step_3", changed}, DType::kF32, limits); });
+  };
+  const std::string tensors = "tcp://node0:1/alpha/step_3/adapter_model.safetensors";
+  EXPECT_EQ(error(good, model), "no error");
+  EXPECT_THAT(error(good, wide), ::testing::AllOf(HasSubstr(tensors), HasSubstr("the adapter is of another model")));
+  EXPECT_THAT(error(good, model, {.max_rank = 4}),
+              ::testing::AllOf(HasSubstr(tensors), HasSubstr("has rank 8, the largest that is served is 4")));
+  std::string damaged = good;
+  damaged[damaged.size() - 3] ^= 1;
+  EXPECT_THAT(error(damaged, model), ::testing::AllOf(HasSubstr(tensors), HasSubstr("checksum")));
+  damaged = good;
+  damaged[10] = '!';
+  EXPECT_THAT(error(damaged, model), HasSubstr("tcp://node0:1/alpha/step_3/adapter_config.json"));
+  damaged = good;
+  damaged[7] = 1;
+  EXPECT_THAT(error(damaged, model), HasSubstr("its adapter_config.json is said to have"));
+  for (std::size_t size = 0; size < good.size(); size += 1 + good.size() / 40)
+    EXPECT_THAT(error(good.substr(0, size), model), HasSubstr("tcp://node0:1/alpha/step_3")) << size << " bytes";
+  adapted.trained.named()[0].value.as<float>()[5] = std::nanf("");
+  adapted.refresh(DType::kF32);
+  const Tensor wrong = peft_image(*adapted.weights, *adapted.trained.table());
+  EXPECT_THAT(error(std::string(wrong.as<char>(), wrong.num_bytes()), model),
+              ::testing::AllOf(HasSubstr(tensors), HasSubstr("holds nan at element 5")));
 }
 
 }  // namespace

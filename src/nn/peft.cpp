@@ -22,6 +22,7 @@ namespace json = boost::json;
 namespace {
 
 constexpr std::uint64_t kMaxAdapterConfigBytes = 1 << 20;
+constexpr std::size_t kImageLengthBytes = 8;
 
 /// Keys that change what an adapter computes and that this build does not know, with what they are.
 constexpr std::pair<const char*, const char*> kRefused[] = {
@@ -159,14 +160,7 @@ std::int64_t check_pair(const fs::path& file, const std::string& module, const S
   return rank;
 }
 
-}  // namespace
-
-AdapterConfig load_peft_config(const fs::path& folder) {
-  const fs::path path = folder / kPeftConfig;
-  std::error_code ec;
-  if (!fs::exists(path, ec))
-    fail(ErrorCode::kNotFound, "{}: there is no {}; an adapter is a folder with it and {}", folder.string(), kPeftConfig, kPeftTensors);
-  const std::string text = read_file(path, kMaxAdapterConfigBytes), subject = path.string();
+AdapterConfig parse_peft_config(std::string_view text, const std::string& subject) {
   boost::system::error_code bad;
   const json::value root = json::parse(text, bad);
   if (bad || !root.is_object()) fail(ErrorCode::kCorrupt, "{} is no JSON object", subject);
@@ -188,6 +182,53 @@ AdapterConfig load_peft_config(const fs::path& folder) {
   config.rank_pattern = pattern_of<std::int64_t>(object, "rank_pattern", subject);
   config.alpha_pattern = pattern_of<double>(object, "alpha_pattern", subject);
   return config;
+}
+
+/// The two files within an image.
+struct ImageParts {
+  std::string_view config;
+  std::span<const std::byte> tensors;
+};
+
+ImageParts parts_of(const PeftSource& source) {
+  const std::span<const std::byte> bytes(static_cast<const std::byte*>(source.image.data()), source.image.num_bytes());
+  if (source.image.dtype() != DType::kU8 || bytes.size() < kImageLengthBytes)
+    fail(ErrorCode::kCorrupt, "{}: wanted an adapter of at least {} bytes, found {} of {}", source.folder.string(), kImageLengthBytes,
+         bytes.size(), to_string(source.image.dtype()));
+  std::uint64_t length = 0;
+  for (std::size_t i = kImageLengthBytes; i-- > 0;) length = (length << 8) | static_cast<std::uint64_t>(bytes[i]);
+  if (length > kMaxAdapterConfigBytes || length > bytes.size() - kImageLengthBytes)
+    fail(ErrorCode::kCorrupt, "{}: its {} is said to have {} bytes, at most {} of {} may be", source.folder.string(), kPeftConfig, length,
+         kMaxAdapterConfigBytes, bytes.size());
+  return {{reinterpret_cast<const char*>(bytes.data()) + kImageLengthBytes, static_cast<std::size_t>(length)},
+          bytes.subspan(kImageLengthBytes + static_cast<std::size_t>(length))};
+}
+
+AdapterConfig config_in(const PeftSource& source) {
+  if (!source.image.defined()) return load_peft_config(source.folder);
+  return parse_peft_config(parts_of(source).config, (source.folder / kPeftConfig).string());
+}
+
+io::SafetensorsFile tensors_in(const PeftSource& source) {
+  const fs::path path = source.folder / kPeftTensors;
+  if (!source.image.defined()) return io::SafetensorsFile::open(path);
+  return io::SafetensorsFile::read(path, parts_of(source).tensors, std::make_shared<Tensor>(source.image));
+}
+
+}  // namespace
+
+AdapterConfig load_peft_config(const fs::path& folder) {
+  const fs::path path = folder / kPeftConfig;
+  std::error_code ec;
+  if (!fs::exists(path, ec))
+    fail(ErrorCode::kNotFound, "{}: there is no {}; an adapter is a folder with it and {}", folder.string(), kPeftConfig, kPeftTensors);
+  return parse_peft_config(read_file(path, kMaxAdapterConfigBytes), path.string());
+}
+
+std::int64_t max_peft_image_bytes(const ModelConfig& config) {
+  // The header of the tensors' file has some 200 bytes for each, and there is room for what else it may say.
+  constexpr std::size_t kMaxTexts = std::size_t{64} << 20;
+  return static_cast<std::int64_t>(most_adapter_bytes(config, ops::kMaxLoraRank, DType::kF32) + kMaxTexts);
 }
 
 BaseIdentity identity_of(ops::OpContext& ctx, std::span<const WeightSource> sources, DType dtype) {
@@ -232,16 +273,16 @@ std::size_t StoredAdapter::num_bytes() const noexcept {
   return sum;
 }
 
-StoredAdapterPtr read_peft_adapter(const ModelConfig& config, const fs::path& folder, DType compute, ThreadPool& pool,
+StoredAdapterPtr read_peft_adapter(const ModelConfig& config, const PeftSource& source, DType compute, ThreadPool& pool,
                                    const PeftLimits& limits) {
   auto stored = std::make_shared<StoredAdapter>();
-  stored->config = load_peft_config(folder);
+  stored->config = config_in(source);
   const AdapterConfig& adapter = stored->config;
   if (!adapter.modules_to_save.empty() && !limits.may_replace_modules)
     fail(ErrorCode::kInvalidArgument,
          "{}: the adapter replaces whole modules ({}), which cannot be served beside others: merge it into its base with prl convert",
-         (folder / kPeftConfig).string(), fmt::join(adapter.modules_to_save, ", "));
-  const io::SafetensorsFile file = io::SafetensorsFile::open(folder / kPeftTensors);
+         (source.folder / kPeftConfig).string(), fmt::join(adapter.modules_to_save, ", "));
+  const io::SafetensorsFile file = tensors_in(source);
   stored->compute = compute;
   stored->base = base_of(file);
   const std::map<std::string, StoredPair> pairs = pairs_of(file, adapter);
@@ -291,9 +332,9 @@ AdapterPtr pack_adapter(ops::OpContext& ctx, const ModelConfig& config, const St
   return make_adapter(stored.config, config, stored.table, stored.compute, pack);
 }
 
-AdapterPtr load_peft_adapter(ops::OpContext& ctx, const ModelConfig& config, const fs::path& folder, DType dtype, const PeftLimits& limits,
-                             bool with_backward) {
-  return pack_adapter(ctx, config, *read_peft_adapter(config, folder, dtype, *ctx.pool, limits), with_backward);
+AdapterPtr load_peft_adapter(ops::OpContext& ctx, const ModelConfig& config, const PeftSource& source, DType dtype,
+                             const PeftLimits& limits, bool with_backward) {
+  return pack_adapter(ctx, config, *read_peft_adapter(config, source, dtype, *ctx.pool, limits), with_backward);
 }
 
 }  // namespace prl::nn

@@ -7,6 +7,8 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "base/thread_pool.hpp"
@@ -17,12 +19,21 @@
 namespace prl::nn {
 
 // Adapters as PEFT stores them: a folder of adapter_config.json and adapter_model.safetensors, whose tensors are named
-// "base_model.model.<module>.lora_A.weight" [rank, inputs] and ".lora_B.weight" [outputs, rank].
+// "base_model.model.<module>.lora_A.weight" [rank, inputs] and ".lora_B.weight" [outputs, rank]. The same two files can be an image in
+// memory, in which an adapter goes from one process to another.
 
 inline constexpr const char* kPeftConfig = "adapter_config.json";
 inline constexpr const char* kPeftTensors = "adapter_model.safetensors";
 inline constexpr const char* kPeftPrefix = "base_model.model.";
 inline constexpr const char* kBaseKey = "prl_base";  ///< of the metadata: BaseIdentity
+
+/// Where an adapter is.
+struct PeftSource {
+  std::filesystem::path folder;  ///< or, of an image, what names it in errors
+  Tensor image = {};             ///< peft_image(), in host memory; undefined: the folder has the files
+  PeftSource(std::filesystem::path where) : folder(std::move(where)) {}  // NOLINT(google-explicit-constructor): a folder is a source
+  PeftSource(std::filesystem::path name, Tensor bytes) : folder(std::move(name)), image(std::move(bytes)) {}
+};
 
 /// Which weights an adapter belongs to: the checksum of a base model in one dtype. Adapters that are written here say it in the metadata of
 /// adapter_model.safetensors; those of others do not.
@@ -63,16 +74,21 @@ using StoredAdapterPtr = std::shared_ptr<const StoredAdapter>;
 /// Errors  those of load_peft_config(); {kCorrupt} names file and tensor: truncated, not finite, an A without its B, a tensor that is no
 ///         part of an adapter; {kInvalidArgument}: made for a model of other shapes or other weights, a rank above the limit,
 ///         modules_to_save.
-StoredAdapterPtr read_peft_adapter(const ModelConfig& config, const std::filesystem::path& folder, DType compute, ThreadPool& pool,
+StoredAdapterPtr read_peft_adapter(const ModelConfig& config, const PeftSource& source, DType compute, ThreadPool& pool,
                                    const PeftLimits& limits = {});
 /// Packs it for the device of `ctx`. `with_backward` for a trainer.
 AdapterPtr pack_adapter(ops::OpContext& ctx, const ModelConfig& config, const StoredAdapter& stored, bool with_backward = false);
 /// Both.
-AdapterPtr load_peft_adapter(ops::OpContext& ctx, const ModelConfig& config, const std::filesystem::path& folder, DType dtype,
+AdapterPtr load_peft_adapter(ops::OpContext& ctx, const ModelConfig& config, const PeftSource& source, DType dtype,
                              const PeftLimits& limits = {}, bool with_backward = false);
 
 /// Writes the adapter of `weights`, and the modules that were trained whole, into an existing folder, in the dtype it computes in.
 void save_peft_adapter(const Weights& weights, const TensorTable& trained, const std::filesystem::path& folder);
+/// What save_peft_adapter() writes, as an array of bytes (kU8) in host memory: the length of the configuration (u64, little-endian), the
+/// configuration, the tensors' file.
+Tensor peft_image(const Weights& weights, const TensorTable& trained);
+/// The most bytes that an image of an adapter of a model of `config` may have.
+std::int64_t max_peft_image_bytes(const ModelConfig& config);
 
 /// Writes an adapter of those tensors, A and B under PEFT's names, into an existing folder. `config.target_modules` are written as they
 /// are.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <boost/json.hpp>
+#include <cstring>
 #include <limits>
 #include <map>
 #include <set>
@@ -154,9 +155,14 @@ std::vector<WeightSource> peft_sources(const Weights& weights, const TensorTable
   return sources;
 }
 
-}  // namespace
+/// An adapter as its files say it.
+struct WrittenAdapter {
+  AdapterConfig config;
+  std::vector<WeightSource> sources;
+  std::optional<BaseIdentity> base;
+};
 
-void save_peft_adapter(const Weights& weights, const TensorTable& trained, const fs::path& folder) {
+WrittenAdapter written_adapter(const Weights& weights, const TensorTable& trained) {
   PRL_CHECK(weights.adapter != nullptr, "weights without an adapter");
   std::set<std::string> saved;
   for (const TensorSpec& spec : trained.tensors())
@@ -169,14 +175,38 @@ void save_peft_adapter(const Weights& weights, const TensorTable& trained, const
   config.modules_to_save.assign(saved.begin(), saved.end());
   std::optional<BaseIdentity> base;
   if (weights.base_checksum != nullptr) base = {.dtype = weights.compute, .checksum = weights.base_checksum->combined};
-  save_peft_files(config, peft_sources(weights, trained), weights.adapter->dtype, folder, base);
+  return {std::move(config), peft_sources(weights, trained), base};
+}
+
+WeightFileOptions file_options(DType dtype, const std::optional<BaseIdentity>& base) {
+  WeightFileOptions options{.dtype = dtype, .max_shard_bytes = std::numeric_limits<std::uint64_t>::max(), .stem = "adapter_model"};
+  if (base) options.metadata[kBaseKey] = fmt::format("{}:{:016x}", to_string(base->dtype), base->checksum);
+  return options;
+}
+
+}  // namespace
+
+void save_peft_adapter(const Weights& weights, const TensorTable& trained, const fs::path& folder) {
+  const WrittenAdapter adapter = written_adapter(weights, trained);
+  save_peft_files(adapter.config, adapter.sources, weights.adapter->dtype, folder, adapter.base);
+}
+
+Tensor peft_image(const Weights& weights, const TensorTable& trained) {
+  const WrittenAdapter adapter = written_adapter(weights, trained);
+  const std::string config = pretty_json(peft_config_json(adapter.config, adapter.config.modules_to_save));
+  std::vector<std::byte> bytes;
+  for (std::size_t i = 0; i < sizeof(std::uint64_t); ++i) bytes.push_back(static_cast<std::byte>(config.size() >> (8 * i)));
+  const auto text = std::as_bytes(std::span(config));
+  bytes.insert(bytes.end(), text.begin(), text.end());
+  write_weight_image(bytes, adapter.sources, file_options(weights.adapter->dtype, adapter.base));
+  const Tensor image = Tensor::empty(make_cpu_runtime(), {static_cast<std::int64_t>(bytes.size())}, DType::kU8);
+  std::memcpy(image.data(), bytes.data(), bytes.size());
+  return image;
 }
 
 void save_peft_files(const AdapterConfig& config, std::span<const WeightSource> sources, DType dtype, const fs::path& folder,
                      const std::optional<BaseIdentity>& base) {
-  WeightFileOptions options{.dtype = dtype, .max_shard_bytes = std::numeric_limits<std::uint64_t>::max(), .stem = "adapter_model"};
-  if (base) options.metadata[kBaseKey] = fmt::format("{}:{:016x}", to_string(base->dtype), base->checksum);
-  write_weight_files(folder, sources, options);
+  write_weight_files(folder, sources, file_options(dtype, base));
   write_file_atomic(folder / kPeftConfig, pretty_json(peft_config_json(config, config.modules_to_save)));
 }
 

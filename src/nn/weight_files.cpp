@@ -164,41 +164,72 @@ std::vector<bool> sources_of_writer(std::span<const WeightSource> sources, const
   return reads;
 }
 
-void write_weight_files(const fs::path& folder, std::span<const WeightSource> sources, const WeightFileOptions& options) {
-  const DType dtype = options.dtype;
+namespace {
+
+void check_dtype(DType dtype) {
   if (dtype != DType::kF32 && dtype != DType::kBF16 && dtype != DType::kF16)
     fail(ErrorCode::kInvalidArgument, "weights can be saved as float32, bfloat16 or float16, not as {}", to_string(dtype));
+}
+
+std::vector<io::SafetensorsWriter::Spec> specs_of(const Shard& shard, DType dtype) {
+  std::vector<io::SafetensorsWriter::Spec> specs;
+  for (const WeightSource* source : shard.sources) {
+    std::vector<std::int64_t> shape;
+    for (int d = 0; d < source->shape.num_dims(); ++d) shape.push_back(source->shape[d]);
+    specs.push_back({source->name, io::stored_type(dtype), std::move(shape)});
+  }
+  return specs;
+}
+
+std::map<std::string, std::string> metadata_of(const WeightFileOptions& options) {
+  std::map<std::string, std::string> metadata = options.metadata;
+  metadata["format"] = "pt";
+  return metadata;
+}
+
+/// All data of a shard, in pieces; `told` hears how many bytes each has.
+void append_data(io::SafetensorsWriter& writer, const Shard& shard, DType dtype, const std::function<void(std::uint64_t bytes)>& told) {
+  std::vector<float> piece;
+  for (const WeightSource* source : shard.sources) {
+    const std::int64_t cols = source->shape.num_cols(), count = source->shape.num_elements();
+    const std::int64_t step = std::max<std::int64_t>(kWritePiece / std::max<std::int64_t>(cols, 1), 1) * cols;
+    for (std::int64_t first = 0; first < count; first += step) {
+      piece.resize(static_cast<std::size_t>(std::min(step, count - first)));
+      source->read(first, piece);
+      append_rounded(writer, piece, dtype);
+      told(piece.size() * size_of(dtype));
+    }
+  }
+  writer.finish();
+}
+
+}  // namespace
+
+void write_weight_image(std::vector<std::byte>& memory, std::span<const WeightSource> sources, const WeightFileOptions& options) {
+  check_dtype(options.dtype);
+  Shard all;
+  for (const WeightSource& source : sources) all.sources.push_back(&source);
+  io::SafetensorsWriter writer(memory, specs_of(all, options.dtype), metadata_of(options));
+  append_data(writer, all, options.dtype, [](std::uint64_t) {});
+}
+
+void write_weight_files(const fs::path& folder, std::span<const WeightSource> sources, const WeightFileOptions& options) {
+  const DType dtype = options.dtype;
+  check_dtype(dtype);
   const std::uint64_t total_bytes = bytes_of(sources, dtype);
   std::uint64_t done_bytes = 0;
   const std::vector<Shard> shards = divide(sources, options, total_bytes);
   json::object weight_map;
-  std::vector<float> piece;
   for (std::size_t s = 0; s < shards.size(); ++s) {
     const std::string name = shards.size() == 1 ? options.stem + ".safetensors"
                                                 : fmt::format("{}-{:05}-of-{:05}.safetensors", options.stem, s + 1, shards.size());
-    std::vector<io::SafetensorsWriter::Spec> specs;
-    for (const WeightSource* source : shards[s].sources) {
-      std::vector<std::int64_t> shape;
-      for (int d = 0; d < source->shape.num_dims(); ++d) shape.push_back(source->shape[d]);
-      specs.push_back({source->name, io::stored_type(dtype), std::move(shape)});
-      weight_map[source->name] = name;
-    }
+    for (const WeightSource* source : shards[s].sources) weight_map[source->name] = name;
     if (shards[s].writer != options.writer) continue;
-    std::map<std::string, std::string> metadata = options.metadata;
-    metadata["format"] = "pt";
-    io::SafetensorsWriter writer(folder / name, std::move(specs), metadata);
-    for (const WeightSource* source : shards[s].sources) {
-      const std::int64_t cols = source->shape.num_cols(), count = source->shape.num_elements();
-      const std::int64_t step = std::max<std::int64_t>(kWritePiece / std::max<std::int64_t>(cols, 1), 1) * cols;
-      for (std::int64_t first = 0; first < count; first += step) {
-        piece.resize(static_cast<std::size_t>(std::min(step, count - first)));
-        source->read(first, piece);
-        append_rounded(writer, piece, dtype);
-        done_bytes += piece.size() * size_of(dtype);
-        if (options.progress) options.progress(done_bytes, total_bytes);
-      }
-    }
-    writer.finish();
+    io::SafetensorsWriter writer(folder / name, specs_of(shards[s], dtype), metadata_of(options));
+    append_data(writer, shards[s], dtype, [&](std::uint64_t bytes) {
+      done_bytes += bytes;
+      if (options.progress) options.progress(done_bytes, total_bytes);
+    });
   }
   if (shards.size() > 1 && options.writer == 0) {
     const json::object index{{"metadata", {{"total_size", total_bytes}}}, {"weight_map", std::move(weight_map)}};

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -36,6 +37,9 @@ struct WeightFileOptions {
 /// Writes <stem>.safetensors into an existing folder, or shards and model.safetensors.index.json: a shard ends where the next
 /// tensor would pass the limit, and where the next writer's layers begin. Values are rounded to nearest, ties to even. Error{kIo}.
 void write_weight_files(const std::filesystem::path& folder, std::span<const WeightSource> sources, const WeightFileOptions& options);
+
+/// Appends to `memory` the bytes of the one file that it would write without a limit of a shard's size.
+void write_weight_image(std::vector<std::byte>& memory, std::span<const WeightSource> sources, const WeightFileOptions& options);
 
 /// Which of `sources` such a writer reads.
 std::vector<bool> sources_of_writer(std::span<const WeightSource> sources, const WeightFileOptions& options);
