@@ -1,5 +1,6 @@
 #include "weights/collective_channel.hpp"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -9,6 +10,7 @@
 #include <filesystem>
 #include <future>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "base/error.hpp"
@@ -139,6 +141,125 @@ TEST_F(CollectiveChannelTest, TheTrainerWaitsForTheOrchestratorsWord) {
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kUnavailable);
   }
+}
+
+/// Bytes of an adapter, of a size of its own.
+Tensor image_of(std::int64_t version, std::int64_t count = 70'001) {
+  const Tensor image = Tensor::empty(make_cpu_runtime(), {count + version}, DType::kU8);
+  for (std::int64_t i = 0; i < image.num_elements(); ++i) image.as<std::uint8_t>()[i] = static_cast<std::uint8_t>((version + 3) * i % 251);
+  return image;
+}
+
+bool is_image(const Received& received, std::int64_t version) {
+  const Tensor wanted = image_of(version);
+  return received.is_adapter && received.values.dtype() == DType::kU8 && received.values.num_elements() == wanted.num_elements() &&
+         std::equal(wanted.as<std::uint8_t>(), wanted.as<std::uint8_t>() + wanted.num_elements(), received.values.as<std::uint8_t>());
+}
+
+Publication publication_of(std::int64_t version) {
+  Publication publication;
+  publication.manifest = {
+      .version = PolicyVersion{version}, .checksum = 7, .compute_dtype = "F32", .probe_prompt = {1, 2}, .probe_logprobs = {-1.0f}};
+  publication.is_adapter = true;
+  publication.flat = [version] { return image_of(version); };
+  return publication;
+}
+
+/// Trainers of adapters, and engines that hold them under a name.
+class AdapterTest : public CollectiveChannelTest {
+ protected:
+  static Acceptable engine_of(const std::string& name, std::int64_t max_bytes = 1'000'000) {
+    return {.dtype = DType::kF32, .num_values = 100'003, .adapter = name, .max_adapter_bytes = max_bytes};
+  }
+  static bool gets(const std::string& address, const std::string& name, std::int64_t version) {
+    return is_image(WeightReceiver().receive(address, PolicyVersion{version}, engine_of(name), 20s), version);
+  }
+  static std::string error_of(const std::string& address, std::int64_t version, const Acceptable& engine, ErrorCode code) {
+    try {
+      WeightReceiver().receive(address, PolicyVersion{version}, engine, 1s);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), code) << error.what();
+      return error.what();
+    }
+    return "no error";
+  }
+};
+
+TEST_F(AdapterTest, ArrivesBitForBitWhateverItsNameAndSize) {
+  WeightReceiver engine;
+  for (const std::int64_t version : {0, 1, 2}) {
+    channel_->publish(publication_of(version));
+    EXPECT_TRUE(is_image(engine.receive(channel_->address(), PolicyVersion{version}, engine_of("alpha"), 20s), version));
+    EXPECT_TRUE(is_image(engine.receive(channel_->address(), PolicyVersion{version}, engine_of(""), 20s), version)) << "as the model";
+  }
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder_)) {
+    const std::string name = entry.path().filename().string();
+    EXPECT_TRUE(entry.is_directory() || name == "STABLE" || name == "manifest.json") << name;
+  }
+}
+
+TEST_F(AdapterTest, AnEngineThatComesLateOrAgainGetsTheNewest) {
+  for (const std::int64_t version : {1, 2, 3, 4}) channel_->publish(publication_of(version));
+  EXPECT_TRUE(gets(channel_->address(), "alpha", 4)) << "it has asked for none before";
+  EXPECT_TRUE(gets(channel_->address(), "alpha", 4)) << "a process that was started anew";
+  const std::string message = error_of(channel_->address(), 1, engine_of("alpha"), ErrorCode::kNotFound);
+  EXPECT_THAT(message, ::testing::HasSubstr("no policy v1 of adapter 'alpha' any more; its newest is v4"));
+  // The trainer of a resumed run takes the former one's place.
+  const std::string address = channel_->address();
+  auto waiting = std::async(std::launch::async, [&] {
+    WeightReceiver engine({.engine = "engine", .path = {}, .memory = {}, .patience = 500ms});
+    return is_image(engine.receive(address, PolicyVersion{5}, engine_of("alpha"), 60s), 5);
+  });
+  channel_.reset();
+  channel_ =
+      make_collective_channel({.folder = folder_, .server = {.port = std::stoi(address.substr(address.rfind(':') + 1)), .timeout = 20s}});
+  channel_->publish(publication_of(5));
+  EXPECT_TRUE(waiting.get());
+}
+
+TEST_F(AdapterTest, WhatTheEngineCannotUseIsRefusedWithWhatCame) {
+  channel_->publish(publication_of(3));
+  EXPECT_THAT(error_of(channel_->address(), 3, engine_of("alpha", 70'003), ErrorCode::kShape),
+              ::testing::HasSubstr("an adapter of 70004 values of U8, this engine takes one of at most 70003 bytes"));
+  EXPECT_TRUE(is_image(WeightReceiver().receive(channel_->address(), PolicyVersion{3}, engine_of("alpha", 70'004), 20s), 3));
+  EXPECT_EQ(refusal(3), ErrorCode::kShape) << "an engine that takes a model alone";
+  publish(4);
+  EXPECT_THAT(error_of(channel_->address(), 4, engine_of("alpha"), ErrorCode::kShape),
+              ::testing::HasSubstr("sends a whole model, wanted adapter 'alpha'"));
+  EXPECT_TRUE(is_version(WeightReceiver().receive(channel_->address(), PolicyVersion{4}, engine_of(""), 20s).values, 4));
+}
+
+TEST_F(AdapterTest, SeveralPoliciesHaveOneServer) {
+  const auto server = std::make_shared<WeightServer>(WeightServerOptions{.timeout = 20s});
+  auto alpha = make_adapter_channel(folder_ / "a", server, "alpha", 2), beta = make_adapter_channel(folder_ / "b", server, "beta", 3);
+  for (const std::int64_t version : {1, 2, 3}) alpha->publish(publication_of(version));
+  for (const std::int64_t version : {7, 8, 9}) beta->publish(publication_of(version));
+  const std::string address = server->address();
+  EXPECT_TRUE(gets(address, "alpha", 3));
+  EXPECT_TRUE(gets(address, "beta", 7));
+  EXPECT_THAT(error_of(address, 1, engine_of("alpha"), ErrorCode::kNotFound), ::testing::HasSubstr("its newest is v3"));
+  EXPECT_THAT(error_of(address, 1, engine_of("gamma"), ErrorCode::kUnavailable), ::testing::HasSubstr("adapter 'gamma' yet; it has none"));
+  EXPECT_EQ(beta->latest()->manifest.version.value, 9);
+  // A run that has ended is asked for its last version still, until it is begun anew.
+  beta.reset();
+  EXPECT_TRUE(gets(address, "beta", 9));
+  beta = make_adapter_channel(folder_ / "b", server, "beta", 3);
+  EXPECT_THAT(error_of(address, 9, engine_of("beta"), ErrorCode::kUnavailable), ::testing::HasSubstr("it has none"));
+  beta->publish(publication_of(4));
+  EXPECT_TRUE(gets(address, "beta", 4));
+}
+
+TEST_F(AdapterTest, OfPoliciesThatNobodyTrainsAnyMoreOnlySomeAreKept) {
+  const auto server = std::make_shared<WeightServer>(WeightServerOptions{.timeout = 20s});
+  const auto trained = make_adapter_channel(folder_ / "trained", server, "trained", 1);
+  trained->publish(publication_of(1));
+  const auto name_of = [](std::size_t i) { return "past-" + std::to_string(i); };
+  for (std::size_t i = 0; i < WeightServer::kMaxPastPolicies + 2; ++i)
+    make_adapter_channel(folder_ / name_of(i), server, name_of(i), 1)->publish(publication_of(2));
+  EXPECT_TRUE(gets(server->address(), "trained", 1));
+  EXPECT_TRUE(gets(server->address(), name_of(WeightServer::kMaxPastPolicies + 1), 2));
+  EXPECT_TRUE(gets(server->address(), name_of(2), 2));
+  EXPECT_THAT(error_of(server->address(), 2, engine_of(name_of(0)), ErrorCode::kUnavailable), ::testing::HasSubstr("it has none"));
 }
 
 /// Trainer and engines with devices, which are host memory here, and links over Gloo.

@@ -38,6 +38,12 @@ void HeldVersions::hold(std::int64_t version, Tensor values, ValueRanges ranges,
   hold(version, Held{.values = std::move(values), .num_all = num_all, .ranges = std::move(ranges), .others = std::move(others)});
 }
 
+void HeldVersions::hold_adapter(std::int64_t version, Tensor image) {
+  const std::int64_t num_bytes = image.num_elements();
+  PRL_CHECK(image.dtype() == DType::kU8 && num_bytes > 0, "an adapter of {} values of {}", num_bytes, to_string(image.dtype()));
+  hold(version, Held{.values = std::move(image), .num_all = num_bytes, .ranges = {{0, num_bytes}}, .others = {}, .is_adapter = true});
+}
+
 void HeldVersions::hold(std::int64_t version, Held given) {
   auto held = std::make_shared<Held>(std::move(given));
   const std::shared_ptr<DeviceRuntime> runtime = held->values.runtime();

@@ -28,6 +28,7 @@ class HeldVersions {
     std::int64_t num_all = 0;  ///< values of the whole model
     ValueRanges ranges;
     std::vector<Share> others;  ///< who sends what, while this one sends the rest
+    bool is_adapter = false;    ///< `values` are the bytes of one
   };
   /// `device`: of values that are copied to host memory in time, on its stream; nullptr if none are.
   HeldVersions(std::int64_t num_kept, std::shared_ptr<DeviceRuntime> device, std::chrono::milliseconds timeout = std::chrono::seconds(30));
@@ -41,6 +42,8 @@ class HeldVersions {
   void hold(std::int64_t version, Tensor values, std::vector<Share> others = {});
   /// The same where a part of a model's values is held.
   void hold(std::int64_t version, Tensor values, ValueRanges ranges, std::int64_t num_all, std::vector<Share> others = {});
+  /// The same of a policy that is an adapter: its bytes, in host memory.
+  void hold_adapter(std::int64_t version, Tensor image);
   /// nullptr if it is not held. Any thread.
   std::shared_ptr<const Held> find(std::int64_t version) const;
   /// -1 if none is held. Any thread.

@@ -79,8 +79,8 @@ std::string own_machine() {
 }
 
 std::string Ask::to_text() const {
-  return json::serialize(
-      json::object{{"version", version}, {"engine", engine}, {"device", device}, {"link", link}, {"ranges", to_json(ranges)}});
+  return json::serialize(json::object{
+      {"version", version}, {"engine", engine}, {"device", device}, {"link", link}, {"ranges", to_json(ranges)}, {"adapter", adapter}});
 }
 
 Ask Ask::parse(const std::string& text) {
@@ -90,7 +90,8 @@ Ask Ask::parse(const std::string& text) {
           .engine = member<std::string>(object, "engine", kWhat),
           .device = member<std::string>(object, "device", kWhat),
           .link = member<std::string>(object, "link", kWhat),
-          .ranges = to_ranges(object, kWhat)};
+          .ranges = to_ranges(object, kWhat),
+          .adapter = member<std::string>(object, "adapter", kWhat)};
 }
 
 std::string Offer::to_text() const {
@@ -100,6 +101,7 @@ std::string Offer::to_text() const {
                                       {"newest", newest},
                                       {"dtype", static_cast<std::int64_t>(dtype)},
                                       {"num_values", num_values},
+                                      {"is_adapter", is_adapter},
                                       {"link", link},
                                       {"ranges", to_json(ranges)},
                                       {"others", std::move(shares)}});
@@ -112,6 +114,7 @@ Offer Offer::parse(const std::string& text) {
               .newest = member<std::int64_t>(object, "newest", kWhat),
               .dtype = static_cast<DType>(member<std::int64_t>(object, "dtype", kWhat)),
               .num_values = member<std::int64_t>(object, "num_values", kWhat),
+              .is_adapter = member<bool>(object, "is_adapter", kWhat),
               .link = member<std::string>(object, "link", kWhat),
               .ranges = to_ranges(object, kWhat)};
   const auto shares = member<std::vector<json::value>>(object, "others", kWhat);

@@ -34,10 +34,11 @@ std::string own_machine();
 /// What an engine puts behind its ticket.
 struct Ask {
   std::int64_t version = 0;
-  std::string engine = {};  ///< the same for every transfer to this engine
-  std::string device = {};  ///< DevicePath::device; empty: the values must come through host memory
-  std::string link = {};    ///< token of the link that it has, if any
-  ValueRanges ranges = {};  ///< that it wants; none: what is sent unasked
+  std::string engine = {};   ///< the same for every transfer to this engine
+  std::string device = {};   ///< DevicePath::device; empty: the values must come through host memory
+  std::string link = {};     ///< token of the link that it has, if any
+  ValueRanges ranges = {};   ///< that it wants; none: what is sent unasked
+  std::string adapter = {};  ///< under which name it holds the policy, beside others; empty: as the model
   std::string to_text() const;
   /// Error{kCorrupt} quoting what is not one.
   static Ask parse(const std::string& text);
@@ -48,7 +49,8 @@ struct Offer {
   bool has_version = false;
   std::int64_t newest = -1;
   DType dtype = DType::kF32;
-  std::int64_t num_values = 0;     ///< of the whole model
+  std::int64_t num_values = 0;     ///< of the whole model, or the bytes of an adapter
+  bool is_adapter = false;         ///< what follows is one, as nn::peft_image() makes it
   std::string link = {};           ///< token of the link over which the values come; empty: in this group
   ValueRanges ranges = {};         ///< that follow; none if those that were asked for are not here, or if others send all
   std::vector<Share> others = {};  ///< who sends the rest

@@ -23,6 +23,7 @@ struct Publication {
   std::function<void(const std::filesystem::path& folder)>
       save;                                ///< writes a Hugging Face checkpoint into a folder that does not exist yet
   std::function<Tensor()> flat;            ///< all values in the compute dtype, in one array that stays as it is (nn::flat_values)
+  bool is_adapter = false;                 ///< `flat` gives the bytes of an adapter (nn::peft_image) in place of the model's values
   std::optional<ValueRanges> ranges = {};  ///< of which `flat` gives the values, while `others` have the rest; perhaps none. nullopt: all
   std::vector<Share> others = {};          ///< ranks of the trainer that send a part of them each (WeightServer)
 };

@@ -70,8 +70,7 @@ void receive_in_host_memory(comm::Communicator& group, const std::vector<Tensor>
 struct WeightReceiver::Wanted {
   std::string address;
   PolicyVersion version;
-  DType dtype;
-  std::int64_t num_values;
+  Acceptable acceptable;
   milliseconds timeout;
   ValueRanges ranges = {};  ///< none: what is sent unasked
   bool may_link = true;     ///< they may come from device to device
@@ -105,7 +104,8 @@ WeightReceiver::Met WeightReceiver::meet(const Wanted& wanted, Sender& sender) c
                   .engine = options_.engine,
                   .device = may_link ? options_.path.device : "",
                   .link = sender.link != nullptr ? sender.link->token() : "",
-                  .ranges = wanted.ranges};
+                  .ranges = wanted.ranges,
+                  .adapter = wanted.acceptable.adapter};
     met.store->set(ticket_key(ticket), ask.to_text());
     met.group = comm::make_gloo_communicator({.rank = 1,
                                               .size = 2,
@@ -119,10 +119,23 @@ WeightReceiver::Met WeightReceiver::meet(const Wanted& wanted, Sender& sender) c
     met.absence = error.what();
     return met;
   }
-  if (met.offer.has_version && (met.offer.dtype != wanted.dtype || met.offer.num_values != wanted.num_values))
-    fail(ErrorCode::kShape, "the trainer at {} sends {} values of {}, this engine's model has {} of {}", wanted.address,
-         met.offer.num_values, to_string(met.offer.dtype), wanted.num_values, to_string(wanted.dtype));
+  if (met.offer.has_version) check_offer(met.offer, wanted);
   return met;
+}
+
+void WeightReceiver::check_offer(const Offer& offer, const Wanted& wanted) {
+  const Acceptable& fits = wanted.acceptable;
+  if (offer.is_adapter) {
+    const bool is_whole = offer.link.empty() && offer.others.empty() && offer.ranges == ValueRanges{{0, offer.num_values}};
+    if (offer.dtype != DType::kU8 || offer.num_values > fits.max_adapter_bytes || !is_whole)
+      fail(ErrorCode::kShape, "the trainer at {} sends an adapter of {} values of {}, this engine takes one of at most {} bytes",
+           wanted.address, offer.num_values, to_string(offer.dtype), fits.max_adapter_bytes);
+  } else if (!fits.adapter.empty()) {
+    fail(ErrorCode::kShape, "the trainer at {} sends a whole model, wanted adapter '{}': it trains none", wanted.address, fits.adapter);
+  } else if (offer.dtype != fits.dtype || offer.num_values != fits.num_values) {
+    fail(ErrorCode::kShape, "the trainer at {} sends {} values of {}, this engine's model has {} of {}", wanted.address, offer.num_values,
+         to_string(offer.dtype), fits.num_values, to_string(fits.dtype));
+  }
 }
 
 bool WeightReceiver::take(Met& met, Sender& sender, const Tensor& values, const Wanted& wanted, std::string& reason) const {
@@ -186,8 +199,9 @@ void WeightReceiver::fetch(const Share& share, Wanted wanted, Sender& sender, co
   }
 }
 
-Tensor WeightReceiver::make_room(const Met& met, const Wanted& wanted) const {
-  const Tensor values = Tensor::empty(met.offer.link.empty() ? make_cpu_runtime() : options_.memory, {wanted.num_values}, wanted.dtype);
+Tensor WeightReceiver::make_room(const Met& met) const {
+  const Tensor values =
+      Tensor::empty(met.offer.link.empty() ? make_cpu_runtime() : options_.memory, {met.offer.num_values}, met.offer.dtype);
   values.runtime()->synchronize();  // the memory is this stream's from now on, and the path's is another
   return values;
 }
@@ -200,18 +214,22 @@ void WeightReceiver::forget_former_senders(const std::string& address, const std
 
 Tensor WeightReceiver::receive(const std::string& address, PolicyVersion version, DType dtype, std::int64_t num_values,
                                milliseconds timeout) {
+  return receive(address, version, Acceptable{.dtype = dtype, .num_values = num_values}, timeout).values;
+}
+
+Received WeightReceiver::receive(const std::string& address, PolicyVersion version, const Acceptable& acceptable, milliseconds timeout) {
   const std::lock_guard lock(mutex_);
   Waiting waiting({.who = "the engine",
                    .what = fmt::format("the trainer at {} to have policy v{} again", address, version.value),
                    .limit = std::min(timeout, kNotYetTimeout)});
   const auto deadline = Clock::now() + timeout;
-  const Wanted wanted{address, version, dtype, num_values, timeout};
+  const Wanted wanted{address, version, acceptable, timeout};
   for (;;) {
     Sender& first = senders_[address];
     Met met = meet(wanted, first);
     std::string absence = met.absence;
     if (met.has_version()) {
-      const Tensor values = make_room(met, wanted);
+      const Tensor values = make_room(met);
       forget_former_senders(address, met.offer.others);
       std::vector<std::future<void>> parts;
       for (const Share& share : met.offer.others)
@@ -229,14 +247,18 @@ Tensor WeightReceiver::receive(const std::string& address, PolicyVersion version
       }
       std::ranges::sort(missing, {}, &ValueRange::begin);
       if (is_taken && !missing.empty()) fetch({address, missing}, wanted, first, values);
-      if (is_taken) return values;
+      if (is_taken) return {values, met.offer.is_adapter};
     }
     if (!absence.empty()) {
       if (Clock::now() >= deadline)
         fail(ErrorCode::kUnavailable, "the trainer at {} does not send policy v{}: {}", address, version.value, absence);
       log::warning("the trainer at {} did not come to send policy v{} and is asked again: {}", address, version.value, absence);
     } else if (met.offer.newest > version.value || waiting.is_expired()) {
-      fail(ErrorCode::kNotFound, "the trainer at {} has no policy v{} {}; its newest is v{}", address, version.value,
+      const std::string whose = acceptable.adapter.empty() ? "" : fmt::format(" of adapter '{}'", acceptable.adapter);
+      // Without any it has only begun.
+      if (met.offer.newest < 0)
+        fail(ErrorCode::kUnavailable, "the trainer at {} has no policy v{}{} yet; it has none", address, version.value, whose);
+      fail(ErrorCode::kNotFound, "the trainer at {} has no policy v{}{} {}; its newest is v{}", address, version.value, whose,
            met.offer.newest > version.value ? "any more" : "yet", met.offer.newest);
     }
     met.group.reset();

@@ -11,6 +11,7 @@
 #include <random>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/log.hpp"
 #include "base/waiting.hpp"
@@ -117,11 +118,35 @@ struct WeightServer::Impl {
     if (const auto found = links.find(engine); found != links.end() && found->second.link == link) links.erase(found);
   }
 
+  /// What is held of the policy that an engine asks for, and its newest version.
+  struct Found {
+    std::shared_ptr<const HeldVersions::Held> held;
+    std::int64_t newest = -1;
+  };
+  Found find(const Ask& ask) {
+    std::shared_ptr<HeldVersions> named;
+    if (const std::lock_guard lock(mutex); !ask.adapter.empty())
+      for (const Policy& policy : policies)
+        if (policy.name == ask.adapter) named = policy.versions;
+    const HeldVersions& of = named != nullptr ? *named : versions;
+    return {of.find(ask.version), of.newest()};
+  }
+
+  std::shared_ptr<HeldVersions> add(const std::string& name, std::int64_t num_kept) {
+    const std::lock_guard lock(mutex);
+    std::erase_if(policies, [&](const Policy& policy) { return policy.name == name; });
+    const auto is_past = [](const Policy& policy) { return policy.versions.use_count() == 1; };
+    for (auto num_past = std::ranges::count_if(policies, is_past); num_past > static_cast<std::ptrdiff_t>(kMaxPastPolicies); --num_past)
+      policies.erase(std::ranges::find_if(policies, is_past));
+    return policies.emplace_back(Policy{name, std::make_shared<HeldVersions>(num_kept, nullptr)}).versions;
+  }
+
   static Offer offer_to(const Ask& ask, const HeldVersions::Held* held, const DeviceLink* link, std::int64_t newest) {
     Offer offer{.has_version = held != nullptr, .newest = newest};
     if (held == nullptr) return offer;
     offer.dtype = held->values.dtype();
     offer.num_values = held->num_all;
+    offer.is_adapter = held->is_adapter;
     if (link != nullptr) offer.link = link->token();
     if (!ask.ranges.empty()) {
       if (contains(held->ranges, ask.ranges)) offer.ranges = ask.ranges;
@@ -145,9 +170,9 @@ struct WeightServer::Impl {
     try {
       const Ask ask = Ask::parse(wanted);
       version = std::to_string(ask.version);
-      const std::shared_ptr<const HeldVersions::Held> held = versions.find(ask.version);
-      const std::shared_ptr<DeviceLink> link = held != nullptr && held->is_on_device ? link_to(ask) : nullptr;
-      const Offer offer = offer_to(ask, held.get(), link.get(), versions.newest());
+      const auto [held, newest] = find(ask);
+      const std::shared_ptr<DeviceLink> link = held != nullptr && held->is_on_device && !held->is_adapter ? link_to(ask) : nullptr;
+      const Offer offer = offer_to(ask, held.get(), link.get(), newest);
       const std::shared_ptr<comm::Store> store = make_store();
       auto made = comm::make_gloo_communicator({.rank = 0,
                                                 .size = 2,
@@ -199,6 +224,12 @@ struct WeightServer::Impl {
   std::unique_ptr<comm::StoreServer> server;  ///< once it serves; never changes then
   HeldVersions versions;
   std::mutex mutex;
+  /// One of several, whose versions engines ask for by its name.
+  struct Policy {
+    std::string name;
+    std::shared_ptr<HeldVersions> versions;
+  };
+  std::vector<Policy> policies;  ///< the oldest first
   struct Linked {
     std::shared_ptr<DeviceLink> link;
     std::int64_t version = 0;  ///< the newest that went over it
@@ -219,6 +250,12 @@ std::string WeightServer::address() {
 HeldVersions& WeightServer::versions() {
   impl_->open();
   return impl_->versions;
+}
+
+std::shared_ptr<HeldVersions> WeightServer::versions_of(const std::string& name, std::int64_t num_kept) {
+  PRL_CHECK(!name.empty(), "one of several policies has no name");
+  impl_->open();
+  return impl_->add(name, num_kept);
 }
 
 void WeightServer::wait_until_released(std::stop_token stop) {

@@ -38,6 +38,11 @@ class WeightServer {
   std::string address();
   /// What engines may ask for; serves from here on. As address().
   HeldVersions& versions();
+  /// The same of one of several policies: that which engines hold as the adapter `name`; other names get versions(). From now on those of
+  /// an earlier policy of that name are not given any more. Those of a policy whom nobody but this server knows stay, for engines that need
+  /// them yet, until there are kMaxPastPolicies of them.
+  std::shared_ptr<HeldVersions> versions_of(const std::string& name, std::int64_t num_kept);
+  static constexpr std::size_t kMaxPastPolicies = 16;
   /// Until the orchestrator needs no more (release_weights), or `stop` is requested; at once if it never served. Logs who it waits for, and
   /// gives up after the timeout.
   void wait_until_released(std::stop_token stop);
