@@ -159,8 +159,6 @@ void check_adapter(const OrchestratorConfig& config, const Check& check) {
     if (name.empty() || name.size() > kMaxName || !is_plain)
       check.problem("student.model.lora.name", "wanted letters, digits, '_', '-' and '.', at most 128");
     if (name == config.student.model.name) check.problem("student.model.lora.name", "is the name of the model itself");
-    if (std::holds_alternative<NcclBroadcast>(config.weight_broadcast))
-      check.not_built("weight_broadcast.type", "adapters over nccl; use filesystem");
   }
   if (!config.run) return;
   if (!lora || !lora->name) check.problem("student.model.lora.name", "is needed with [run]: servers hold the adapters of several runs");

@@ -408,7 +408,7 @@ TEST(ResolveRl, WhatIsNotBuiltIsNamedWithItsKey) {
   };
   expect("--trainer.model.lora.modules-to-save lm_head --deployment.type single_node", "whole modules");
   expect("--weight-broadcast.type nixl --deployment.type single_node", "NIXL");
-  expect("--weight-broadcast.type nccl --deployment.type single_node --trainer.model.lora", "adapters over nccl");
+  expect("--weight-broadcast.type nccl --trainer.model.lora.modules-to-save lm_head --deployment.type single_node", "whole modules");
   expect("--trainer.max-concurrent-runs 2 --trainer.model.lora", "several runs in one launch");
   expect("--inference.parallel.tp 2", "tensor parallelism");
   expect("--trainer.model.tp 2", "tensor parallelism");
@@ -528,6 +528,19 @@ TEST(ResolveTrainer, RowsAreSharedByUlyssesUnlessRingIsAskedFor) {
   EXPECT_THAT(whole_rows.warnings, Contains(HasSubstr("model.cp_style")));
 }
 
+TEST(ResolveTrainer, AnAdapterTravelsFromMemoryToMemory) {
+  const std::string line = "trainer --model.name ./m --model.lora --weight-broadcast.type nccl ";
+  EXPECT_THAT(load_line<TrainerConfig>(line).not_built, IsEmpty());
+  EXPECT_THAT(load_line<TrainerConfig>(line).warnings, IsEmpty());
+  EXPECT_THAT(load_line<TrainerConfig>(line + "--weight-broadcast.num-senders 2").warnings, Contains(HasSubstr("num_senders")));
+  EXPECT_THAT(load_line<RlConfig>(kRlLine + "--weight-broadcast.type nccl --deployment.type single_node --trainer.model.lora").not_built,
+              IsEmpty());
+  EXPECT_THAT(load_line<RlConfig>(kRlLine + "--weight-broadcast.type nccl --deployment.type single_node --trainer.model.lora "
+                                            "--orchestrator.student.model.lora.name alpha")
+                  .not_built,
+              IsEmpty());
+}
+
 TEST(ResolveTrainer, SeveralRunsAreRefusedWhatBelongsToOne) {
   const std::string line = "trainer --model.name ./m --max-concurrent-runs 2 ";
   EXPECT_THAT(error_of<TrainerConfig>(line), HasSubstr("needs model.lora"));
@@ -536,6 +549,8 @@ TEST(ResolveTrainer, SeveralRunsAreRefusedWhatBelongsToOne) {
   EXPECT_THAT(error_of<TrainerConfig>(line + "--model.lora --ckpt.resume-step 3"), HasSubstr("ckpt.resume_step"));
   EXPECT_THAT(error_of<TrainerConfig>(line + "--model.lora --data.fake"), HasSubstr("data.fake"));
   EXPECT_TRUE(is_not_built(load_line<TrainerConfig>(line + "--model.lora --healing").not_built, "several ranks"));
+  EXPECT_THAT(load_line<TrainerConfig>(line + "--model.lora --weight-broadcast.type nccl").not_built, IsEmpty());
+  EXPECT_TRUE(is_not_built(load_line<TrainerConfig>(line + "--model.lora --weight-broadcast.type nixl").not_built, "several runs over"));
 }
 
 TEST(ResolveTrainer, OlderLossKnobsNameTheirLoss) {

@@ -138,16 +138,25 @@ void check_several_runs(const TrainerConfig& config, const Check& check) {
   if (config.wandb && config.wandb->id) check.problem("wandb.id", "each of several runs has one of its own, kept in its folder; remove it");
   if (std::holds_alternative<ZmqRollouts>(config.rollout_transport))
     check.problem("rollout_transport.type", "each of several runs names its own in its orchestrator's configuration; remove it");
-  if (!std::holds_alternative<FilesystemBroadcast>(config.weight_broadcast))
-    check.not_built("weight_broadcast.type", "several runs over anything but filesystem");
+  if (!std::holds_alternative<FilesystemBroadcast>(config.weight_broadcast) &&
+      !std::holds_alternative<NcclBroadcast>(config.weight_broadcast))
+    check.not_built("weight_broadcast.type", "several runs over anything but filesystem and nccl");
+}
+
+/// How an adapter reaches engines in other processes.
+void check_lora_broadcast(const TrainerConfig& config, const Check& check) {
+  const auto* nccl = std::get_if<NcclBroadcast>(&config.weight_broadcast);
+  const bool leaves_process = nccl != nullptr || std::holds_alternative<FilesystemBroadcast>(config.weight_broadcast);
+  if (leaves_process && !config.model.lora->modules_to_save.empty() && !config.data.fake && !config.bench)
+    check.not_built("model.lora.modules_to_save", "whole modules beside an adapter in another process's engine; use deployment colocated");
+  if (nccl != nullptr && nccl->num_senders.value_or(1) > 1)
+    check.warn("weight_broadcast.num_senders", "has no effect with model.lora: an adapter is small, and the first rank sends it");
 }
 
 }  // namespace
 
 void check_trainer(TrainerConfig& config, const Check& check) {
   check_several_runs(config, check);
-  if (config.model.lora && std::holds_alternative<NcclBroadcast>(config.weight_broadcast))
-    check.not_built("weight_broadcast.type", "adapters over nccl; use filesystem");
   if (config.bench) {
     config.max_steps = kBenchSteps;
     config.ckpt.reset();
@@ -168,10 +177,8 @@ void check_trainer(TrainerConfig& config, const Check& check) {
     check.problem("loss.clip_ratio_low", fmt::format("must be at most clip_ratio_high, which is {}", cispo->clip_ratio_high));
   if (const auto* files = std::get_if<FilesystemBroadcast>(&config.weight_broadcast)) {
     if (files->save_format != "safetensors") check.problem("weight_broadcast.save_format", "must be safetensors");
-    if (config.model.lora && !config.model.lora->modules_to_save.empty() && !config.data.fake && !config.bench)
-      check.not_built("model.lora.modules_to_save",
-                      "whole modules beside an adapter in another process's engine; use deployment colocated");
   }
+  if (config.model.lora) check_lora_broadcast(config, check);
   if (config.trace_path && (!config.max_steps || *config.max_steps >= kMaxTracedSteps))
     check.problem("trace_path", fmt::format("needs max_steps below {}", kMaxTracedSteps));
   if (config.compute.dtype == ComputeDType::kFloat16) check.not_built("compute.dtype", "training in float16; use bfloat16 or float32");

@@ -9,6 +9,15 @@
 #include "nn/tensor_table.hpp"
 
 namespace prl::launch {
+namespace {
+
+/// Stands for a folder in errors about an adapter from a trainer.
+std::filesystem::path image_name(const std::string& store, const std::string& adapter, PolicyVersion version) {
+  const std::string step = fmt::format("step_{}", version.value);
+  return adapter.empty() ? std::filesystem::path(store) / step : std::filesystem::path(store) / adapter / step;
+}
+
+}  // namespace
 
 std::int64_t default_block_size(DeviceKind device) { return device == DeviceKind::kCuda ? 32 : 16; }
 
@@ -106,11 +115,11 @@ void EngineHost::log_memory() const {
   if (plan_) plan_->log_peak(runtime_->peak_bytes(), "the engine");
 }
 
-engine::AdapterWeights EngineHost::load_adapter(const std::filesystem::path& folder, std::int64_t max_rank) {
+engine::AdapterWeights EngineHost::load_adapter(const nn::PeftSource& source, std::int64_t max_rank) {
   const std::lock_guard lock(loading_);
   const nn::PeftLimits limits{.max_rank = max_rank, .base = [this](DType) { return identity_of(engine_->weights()); }, .base_name = name_};
-  nn::StoredAdapterPtr stored = nn::read_peft_adapter(model_, folder, adapter_dtype_, *load_session_->context().pool, limits);
-  warn_of_other_base(*stored, folder);
+  nn::StoredAdapterPtr stored = nn::read_peft_adapter(model_, source, adapter_dtype_, *load_session_->context().pool, limits);
+  warn_of_other_base(*stored, source);
   // A GPU gets it when a request names it; in host memory it is ready at once.
   if (runtime_->device().kind == DeviceKind::kCuda) return {nullptr, std::move(stored)};
   return {nn::pack_adapter(load_session_->context(), model_, *stored), nullptr};
@@ -127,37 +136,54 @@ nn::BaseIdentity EngineHost::identity_of(const nn::WeightsPtr& weights) {
   return identity_;
 }
 
-void EngineHost::warn_of_other_base(const nn::StoredAdapter& adapter, const std::filesystem::path& folder) const {
+void EngineHost::warn_of_other_base(const nn::StoredAdapter& adapter, const nn::PeftSource& source) const {
   if (adapter.base) return;
   if (const std::string doubt = nn::doubt_of_base(adapter.config, model_, folder_, name_); !doubt.empty())
-    log::warning("the adapter {}: {}", folder.string(), doubt);
+    log::warning("the adapter {}: {}", source.folder.string(), doubt);
 }
 
-nn::WeightsPtr EngineHost::receive(const std::string& store, PolicyVersion version, const nn::WeightsPtr& previous,
+weights::Received EngineHost::take(const std::string& store, PolicyVersion version, const std::string& adapter,
                                    std::chrono::milliseconds timeout) {
-  const std::int64_t num_values = nn::make_tensor_table(model_)->num_master_elements();
+  const weights::Acceptable acceptable{.dtype = dtype_,
+                                       .num_values = nn::make_tensor_table(model_)->num_master_elements(),
+                                       .adapter = adapter,
+                                       .max_adapter_bytes = nn::max_peft_image_bytes(model_)};
   std::call_once(receives_, [this] {
     receiver_ = std::make_unique<weights::WeightReceiver>(weights::WeightReceiverOptions{
         .engine = fmt::format("{}:{}", weights::own_machine(), port_), .path = weights::make_device_path(*runtime_), .memory = runtime_});
   });
-  const Tensor values = receiver_->receive(store, version, dtype_, num_values, timeout);
+  return receiver_->receive(store, version, acceptable, timeout);
+}
+
+nn::WeightsPtr EngineHost::receive(const std::string& store, PolicyVersion version, const nn::WeightsPtr& previous,
+                                   std::chrono::milliseconds timeout) {
+  const weights::Received received = take(store, version, "", timeout);
   const std::lock_guard lock(loading_);
-  return nn::load_flat_weights(load_session_->context(), model_, values, version, previous);
+  if (received.is_adapter) return with_adapter({image_name(store, "", version), received.values}, version, previous);
+  return nn::load_flat_weights(load_session_->context(), model_, received.values, version, previous);
+}
+
+engine::AdapterWeights EngineHost::receive_adapter(const std::string& store, const std::string& name, PolicyVersion version,
+                                                   std::int64_t max_rank, std::chrono::milliseconds timeout) {
+  return load_adapter({image_name(store, name, version), take(store, version, name, timeout).values}, max_rank);
+}
+
+nn::WeightsPtr EngineHost::with_adapter(const nn::PeftSource& source, PolicyVersion version, const nn::WeightsPtr& previous) {
+  PRL_CHECK(previous != nullptr, "an adapter without a base model");
+  auto weights = std::make_shared<nn::Weights>(*previous);
+  weights->version = version;
+  weights->adapter = nullptr;
+  if (weights->base_checksum == nullptr)
+    weights->base_checksum = std::make_shared<const nn::WeightsChecksum>(nn::checksum(load_session_->context(), *weights));
+  const nn::PeftLimits limits{.base = [&](DType) { return identity_of(weights); }, .base_name = name_};
+  weights->adapter = nn::load_peft_adapter(load_session_->context(), model_, source, adapter_dtype_, limits);
+  return weights;
 }
 
 nn::WeightsPtr EngineHost::load(const std::filesystem::path& folder, PolicyVersion version, const nn::WeightsPtr& previous) {
   const std::lock_guard lock(loading_);
   std::error_code ignored;
-  if (previous != nullptr && std::filesystem::exists(folder / nn::kPeftConfig, ignored)) {
-    auto weights = std::make_shared<nn::Weights>(*previous);
-    weights->version = version;
-    weights->adapter = nullptr;
-    if (weights->base_checksum == nullptr)
-      weights->base_checksum = std::make_shared<const nn::WeightsChecksum>(nn::checksum(load_session_->context(), *weights));
-    const nn::PeftLimits limits{.base = [&](DType) { return identity_of(weights); }, .base_name = name_};
-    weights->adapter = nn::load_peft_adapter(load_session_->context(), model_, folder, adapter_dtype_, limits);
-    return weights;
-  }
+  if (previous != nullptr && std::filesystem::exists(folder / nn::kPeftConfig, ignored)) return with_adapter(folder, version, previous);
   if (const auto file = folder / "config.json"; previous != nullptr && std::filesystem::exists(file, ignored))
     nn::check_same_model(model_, nn::load_model_config(folder), file);
   return nn::load_weights(load_session_->context(), model_, folder, dtype_, version, previous);

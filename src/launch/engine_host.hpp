@@ -47,8 +47,13 @@ class EngineHost {
   /// Errors of nn::load_weights and nn::check_same_model.
   nn::WeightsPtr load(const std::filesystem::path& folder, PolicyVersion version, const nn::WeightsPtr& previous);
   /// Reads an adapter of PEFT's format for this engine. Any thread. Errors of nn::read_peft_adapter.
-  engine::AdapterWeights load_adapter(const std::filesystem::path& folder, std::int64_t max_rank);
-  /// Weights from the memory of the trainer whose store is at `store`. Errors of weights::WeightReceiver::receive.
+  engine::AdapterWeights load_adapter(const nn::PeftSource& source, std::int64_t max_rank);
+  /// The same of one in the memory of the trainer whose store is at `store`, which trains it for engines to hold as `name`. Errors of
+  /// weights::WeightReceiver::receive too.
+  engine::AdapterWeights receive_adapter(const std::string& store, const std::string& name, PolicyVersion version, std::int64_t max_rank,
+                                         std::chrono::milliseconds timeout);
+  /// Weights from the memory of the trainer whose store is at `store`: a model's, or an adapter's, of the base in `previous`. Errors of
+  /// weights::WeightReceiver::receive and nn::read_peft_adapter.
   nn::WeightsPtr receive(const std::string& store, PolicyVersion version, const nn::WeightsPtr& previous,
                          std::chrono::milliseconds timeout);
   /// Logs planned and peak memory, if there is a plan.
@@ -56,10 +61,13 @@ class EngineHost {
 
  private:
   void start(const config::InferenceConfig& config, nn::WeightsPtr weights);
+  weights::Received take(const std::string& store, PolicyVersion version, const std::string& adapter, std::chrono::milliseconds timeout);
+  /// The base model of `previous` with an adapter. With loading_ held.
+  nn::WeightsPtr with_adapter(const nn::PeftSource& source, PolicyVersion version, const nn::WeightsPtr& previous);
   /// With loading_ held.
   nn::BaseIdentity identity_of(const nn::WeightsPtr& weights);
   /// Of an adapter that has no checksum of its base, only a name.
-  void warn_of_other_base(const nn::StoredAdapter& adapter, const std::filesystem::path& folder) const;
+  void warn_of_other_base(const nn::StoredAdapter& adapter, const nn::PeftSource& source) const;
 
   std::shared_ptr<DeviceRuntime> runtime_;
   std::string name_;

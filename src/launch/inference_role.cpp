@@ -19,6 +19,8 @@ namespace {
 /// Of one operation of a transfer of weights from a trainer: it may have to
 /// wait for its turn.
 constexpr std::chrono::minutes kTransferTimeout{10};
+/// The same of an adapter, which is small, and others' adapters wait meanwhile.
+constexpr std::chrono::minutes kAdapterTimeout{2};
 
 server::ApiOptions api_options(const config::InferenceConfig& config) {
   server::ApiOptions options;
@@ -57,9 +59,12 @@ int run_inference_role(const config::InferenceConfig& config, std::stop_token st
   backend.reload_from(host.folder());
   if (config.enable_lora) {
     backend.serve_adapters(
-        [&host, max_rank = largest_lora_rank(config)](const std::filesystem::path& folder) { return host.load_adapter(folder, max_rank); },
+        [&host, max_rank = largest_lora_rank(config)](const std::string& name, const server::WeightSource& source, PolicyVersion version) {
+          return source.store.empty() ? host.load_adapter(source.folder, max_rank)
+                                      : host.receive_adapter(source.store, name, version, max_rank, kAdapterTimeout);
+        },
         static_cast<std::size_t>(config.max_cpu_loras));
-    for (const auto& [name, folder] : config.lora_modules) backend.adapters()->load(name, folder, false);
+    for (const auto& [name, folder] : config.lora_modules) backend.adapters()->load(name, {.folder = folder}, false);
   }
   server::ApiOptions options = api_options(config);
   options.sampling_defaults = server::read_sampling_defaults(config.model.generation_config, host.folder());

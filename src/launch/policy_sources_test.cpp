@@ -64,19 +64,26 @@ TEST(LocalPolicySource, TheEngineTakesWhatWasPublishedAndProvesIt) {
   host.engine().shutdown();
 }
 
-/// A server that answers /update_weights as it is told, and keeps what it was asked.
+/// A server that answers /update_weights, /load_lora_adapter and /weight_proof as it is told, and keeps what it was asked.
 struct Server {
   net::HttpServer http{{.name = "engine"}};
   std::vector<json::object> asked;
+  std::string proven;  ///< the adapter whose proof was asked for last
   std::function<net::HttpResponse(int attempt)> answer;
 
   Server() {
-    http.route("POST", "/update_weights", [this](net::HttpRequest request) { return handle(std::move(request)); });
+    for (const char* path : {"/update_weights", "/load_lora_adapter"})
+      http.route("POST", path, [this](net::HttpRequest request) { return handle(std::move(request)); });
+    http.route("GET", "/weight_proof", [this](net::HttpRequest request) { return prove(std::move(request)); });
     http.start();
   }
   net::asio::awaitable<net::HttpResponse> handle(net::HttpRequest request) {
     asked.push_back(json::parse(request.body).as_object());
     co_return answer(static_cast<int>(asked.size()));
+  }
+  net::asio::awaitable<net::HttpResponse> prove(net::HttpRequest request) {
+    proven = request.query.get("adapter");
+    co_return answer(0);
   }
   std::string url() const { return fmt::format("http://127.0.0.1:{}", http.port()); }
 };
@@ -125,6 +132,20 @@ TEST_F(HttpPolicySourceTest, TellsTheServerWhereTheVersionLiesAndComparesItsProo
   EXPECT_TRUE(server_.asked[1].at("force").as_bool()) << "the run that begins takes the server over";
   EXPECT_EQ(policy.proofs().num_updates, 1);
   EXPECT_EQ(policy.describe_engines(), server_.url());
+}
+
+TEST_F(HttpPolicySourceTest, AnAdapterIsAskedOfTheTrainerOrReadFromTheFolderAndProvenUnderItsName) {
+  server_.answer = [](int) { return proof("00000000000000ff"); };
+  HttpPolicySource memory = source({.store = "tcp://127.0.0.1:29501", .adapter = "alpha"});
+  EXPECT_EQ(io_.run_blocking(follow_once(&memory, -1), 120s), 3);
+  HttpPolicySource files = source({.adapter = "alpha"});
+  EXPECT_EQ(io_.run_blocking(follow_once(&files, -1), 120s), 3);
+  EXPECT_EQ(memory.proofs().num_updates + files.proofs().num_updates, 2);
+  ASSERT_EQ(server_.asked.size(), 2u);
+  EXPECT_EQ(server_.asked[0], (json::object{{"lora_name", "alpha"}, {"store", "tcp://127.0.0.1:29501"}, {"version", 3}}));
+  EXPECT_EQ(server_.asked[1],
+            (json::object{{"lora_name", "alpha"}, {"lora_path", std::filesystem::absolute(folder_ / "step_3").string()}}));
+  EXPECT_EQ(server_.proven, "alpha");
 }
 
 TEST_F(HttpPolicySourceTest, OtherWeightsABrokenReplyAndARefusalNameTheServer) {

@@ -142,6 +142,27 @@ config::OrchestratorConfig read_run_config(const RunFolder& run) {
   return std::move(loaded.config);
 }
 
+namespace {
+
+std::string_view name_of(const config::WeightBroadcast& broadcast) {
+  if (std::holds_alternative<config::NcclBroadcast>(broadcast)) return "nccl";
+  return std::holds_alternative<config::FilesystemBroadcast>(broadcast) ? "filesystem" : "another";
+}
+
+/// Engines get the adapters of all runs in one way, at one address.
+void check_weight_broadcast(const config::WeightBroadcast& of_trainer, const config::WeightBroadcast& of_run) {
+  if (of_trainer.index() != of_run.index())
+    fail(ErrorCode::kInvalidArgument, "weight_broadcast.type: is {}, but the trainer's is {}; it must be the same", name_of(of_run),
+         name_of(of_trainer));
+  const auto* trainers = std::get_if<config::NcclBroadcast>(&of_trainer);
+  const auto* runs = std::get_if<config::NcclBroadcast>(&of_run);
+  if (trainers != nullptr && trainers->port != runs->port)
+    fail(ErrorCode::kInvalidArgument, "weight_broadcast.port: is {}, but the trainer's is {}; it must be the same", runs->port,
+         trainers->port);
+}
+
+}  // namespace
+
 config::TrainerConfig trainer_config_of(const config::TrainerConfig& shared, const RunFolder& run,
                                         const config::OrchestratorConfig& orchestrator) {
   PRL_CHECK(shared.model.lora.has_value(), "a trainer of several runs without an adapter");
@@ -155,8 +176,7 @@ config::TrainerConfig trainer_config_of(const config::TrainerConfig& shared, con
   if (orchestrator.seq_len > shared.model.seq_len)
     fail(ErrorCode::kInvalidArgument, "seq_len: is {}, but the trainer's model.seq_len is {}; it must not be larger", orchestrator.seq_len,
          shared.model.seq_len);
-  if (!std::holds_alternative<config::FilesystemBroadcast>(orchestrator.weight_broadcast))
-    fail(ErrorCode::kNotImplemented, "weight_broadcast.type: of one of several runs must be filesystem");
+  check_weight_broadcast(shared.weight_broadcast, orchestrator.weight_broadcast);
   if (std::holds_alternative<config::LocalRollouts>(orchestrator.rollout_transport))
     fail(ErrorCode::kInvalidArgument, "rollout_transport.type: of one of several runs must be filesystem or zmq");
   if (const auto* zmq = std::get_if<config::ZmqRollouts>(&orchestrator.rollout_transport); zmq != nullptr && zmq->host == "*")

@@ -226,7 +226,15 @@ TEST_F(RunFolders, WhatDoesNotFitTheTrainerIsRefusedByItsKey) {
   EXPECT_THAT(refusal_of(with("seq_len = 128", "seq_len = 512")), AllOf(HasSubstr("seq_len"), HasSubstr("512"), HasSubstr("256")));
   EXPECT_THAT(refusal_of(with("[run]\n", "[rollout_transport]\ntype = \"zmq\"\nhost = \"*\"\n[run]\n")),
               HasSubstr("rollout_transport.host"));
-  EXPECT_THAT(refusal_of(with("[run]\n", "[weight_broadcast]\ntype = \"nccl\"\n[run]\n")), Not(HasSubstr("nothing was refused")));
+  const std::string nccl = with("[run]\n", "[weight_broadcast]\ntype = \"nccl\"\nport = 6001\n[run]\n");
+  EXPECT_THAT(refusal_of(nccl), AllOf(HasSubstr("weight_broadcast.type"), HasSubstr("the trainer's is filesystem")));
+  auto& broadcast = shared_.weight_broadcast.emplace<config::NcclBroadcast>();
+  broadcast.port = 6002;
+  EXPECT_THAT(refusal_of(nccl), AllOf(HasSubstr("weight_broadcast.port"), HasSubstr("6001"), HasSubstr("6002")));
+  EXPECT_THAT(refusal_of(kConfig), AllOf(HasSubstr("weight_broadcast.type"), HasSubstr("the trainer's is nccl")));
+  broadcast.port = 6001;
+  EXPECT_THAT(refusal_of(nccl), HasSubstr("nothing was refused"));
+  shared_.weight_broadcast = config::FilesystemBroadcast{};
   fs::create_directories(root_ / "one");
   fs::create_directories(root_ / "other");
   for (const char* name : {"one", "other"}) put(fs::path(name) / "config.json", "{}");

@@ -138,6 +138,7 @@ class RunSlots {
       : config_(config),
         parts_(parts),
         set_(config.max_concurrent_runs, &parts.mesh.world()),
+        adapters_(make_adapter_server(config.weight_broadcast)),
         services_(config.heartbeat, config.metrics_server) {}
 
   void serve(std::stop_token stop) {
@@ -310,9 +311,8 @@ class RunSlots {
     drop_later(run, own);
     trainer::SharedRun shared = parts_.make(run.name, own);
     shared.weight = control.weight.value_or(orchestrator.run ? orchestrator.run->weight : 1.0);
-    shared.channel = make_weight_channel(own.weight_broadcast, own.output_dir,
-                                         shared.options.checkpoint ? shared.options.checkpoint->interval : std::nullopt,
-                                         WeightEnd::kTrainer, own.max_async_level);
+    shared.channel = make_run_channel(own, *orchestrator.student.model.lora->name,
+                                      shared.options.checkpoint ? shared.options.checkpoint->interval : std::nullopt, adapters_);
     shared.make_receiver = [transport = own.rollout_transport, folder = own.output_dir](std::int64_t first_step) {
       return make_sample_receiver(transport, folder, first_step);
     };
@@ -431,6 +431,7 @@ class RunSlots {
   const config::TrainerConfig& config_;
   SharedParts& parts_;
   trainer::RunSet set_;
+  const std::shared_ptr<weights::WeightServer> adapters_;  ///< nullptr: engines read files
   const StepServices services_;
   std::map<std::string, Active> active_;
   std::map<std::string, std::future<void>> retiring_;  ///< of runs that have left: their trackers, until these have everything

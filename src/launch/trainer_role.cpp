@@ -189,9 +189,11 @@ int run_trainer_role(const config::TrainerConfig& given, std::stop_token stop) {
   trainer::PolicyOptions of_policy = policy_options(config, runtime);
   share_masters(of_policy, env, step, config.model.reshard_after_forward);
   const bool publishes = !config.data.fake && (is_first || config.healing);
-  const int senders = config.data.fake ? 1 : num_senders(config.weight_broadcast, env.size);
+  // An adapter is small, and goes from the first rank's host memory.
+  const bool has_adapter = config.model.lora.has_value();
+  const int senders = config.data.fake || has_adapter ? 1 : num_senders(config.weight_broadcast, env.size);
   double kept_for_engines = senders > 1 && env.rank < senders ? 2.0 / senders : 0.0;
-  if (publishes && std::holds_alternative<config::NcclBroadcast>(config.weight_broadcast)) kept_for_engines = 1;
+  if (publishes && !has_adapter && std::holds_alternative<config::NcclBroadcast>(config.weight_broadcast)) kept_for_engines = 1;
   const PlannedPolicy planned = make_policy(runtime, std::move(of_policy), step, config.model.seq_len, 0, kept_for_engines);
   trainer::Policy& policy = *planned.policy;
   if (planned.plan) log::info("memory plan: {}", planned.plan->to_string());
@@ -217,7 +219,7 @@ int run_trainer_role(const config::TrainerConfig& given, std::stop_token stop) {
   if (publishes)
     channel =
         make_weight_channel(config.weight_broadcast, config.output_dir, options.checkpoint ? options.checkpoint->interval : std::nullopt,
-                            WeightEnd::kTrainer, config.max_async_level, runtime.get());
+                            WeightEnd::kTrainer, config.max_async_level, has_adapter ? nullptr : runtime.get());
   const trainer::ReceiverFactory receiver = [&](std::int64_t first_step) -> std::unique_ptr<rollouts::SampleReceiver> {
     if (config.data.fake)
       return trainer::make_fake_rollouts({.num_micro_batches = config.data.fake->batch_size,

@@ -5,6 +5,7 @@
 
 #include "base/error.hpp"
 #include "base/hosts.hpp"
+#include "base/log.hpp"
 #include "launch/run_identity.hpp"
 #include "rollouts/file_queue.hpp"
 #include "rollouts/zmq_queue.hpp"
@@ -80,6 +81,22 @@ std::shared_ptr<weights::WeightServer> make_part_server(const config::WeightBroa
                                                         std::int64_t max_async_level, const DeviceRuntime& runtime) {
   return std::make_shared<weights::WeightServer>(
       server_options(std::get<config::NcclBroadcast>(broadcast), host, 0, max_async_level, &runtime));
+}
+
+std::shared_ptr<weights::WeightServer> make_adapter_server(const config::WeightBroadcast& broadcast) {
+  const auto* nccl = std::get_if<config::NcclBroadcast>(&broadcast);
+  if (nccl == nullptr) return nullptr;
+  auto server = std::make_shared<weights::WeightServer>(server_options(*nccl, nccl->host, nccl->port, 0, nullptr));
+  log::info("engines get adapters from {}", server->address());
+  return server;
+}
+
+std::shared_ptr<weights::WeightChannel> make_run_channel(const config::TrainerConfig& run, const std::string& adapter,
+                                                         std::optional<std::int64_t> keep_interval,
+                                                         const std::shared_ptr<weights::WeightServer>& server) {
+  if (server == nullptr)
+    return make_weight_channel(run.weight_broadcast, run.output_dir, keep_interval, WeightEnd::kTrainer, run.max_async_level);
+  return weights::make_adapter_channel(run.output_dir / "broadcasts", server, adapter, run.max_async_level + 2);
 }
 
 std::string weight_store(const config::WeightBroadcast& broadcast) {

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "config/trainer_config.hpp"
 #include "config/transport_config.hpp"
 #include "rollouts/sample_queue.hpp"
 #include "weights/weight_channel.hpp"
@@ -33,6 +34,13 @@ int num_senders(const config::WeightBroadcast& broadcast, int num_ranks);
 /// What a rank beside the first serves its part with, at `host`.
 std::shared_ptr<weights::WeightServer> make_part_server(const config::WeightBroadcast& broadcast, const std::string& host,
                                                         std::int64_t max_async_level, const DeviceRuntime& runtime);
+/// With which a trainer of several runs serves engines all of their adapters; nullptr if they read files. Error{kIo} naming the address if
+/// it is taken.
+std::shared_ptr<weights::WeightServer> make_adapter_server(const config::WeightBroadcast& broadcast);
+/// The trainer's end of one of several runs, whose adapter engines hold as `adapter`.
+std::shared_ptr<weights::WeightChannel> make_run_channel(const config::TrainerConfig& run, const std::string& adapter,
+                                                         std::optional<std::int64_t> keep_interval,
+                                                         const std::shared_ptr<weights::WeightServer>& server);
 /// "tcp://host:port" where engines ask for weights; empty if they read files.
 std::string weight_store(const config::WeightBroadcast& broadcast);
 

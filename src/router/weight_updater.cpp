@@ -65,12 +65,18 @@ net::HttpCall weights_call(const WeightUpdate& update, bool is_first) {
   return call;
 }
 
-/// The folder's name says the version.
 net::HttpCall adapter_call(const WeightUpdate& update) {
   net::HttpCall call;
   call.method = "POST";
   call.url = "/load_lora_adapter";
-  call.body = boost::json::serialize(boost::json::object{{"lora_name", update.adapter}, {"lora_path", update.folder}});
+  boost::json::object body{{"lora_name", update.adapter}};
+  if (update.store.empty()) {
+    body["lora_path"] = update.folder;  // whose name says the version
+  } else {
+    body["store"] = update.store;
+    body["version"] = update.version.value;
+  }
+  call.body = boost::json::serialize(body);
   return call;
 }
 

@@ -14,7 +14,7 @@ namespace prl::router {
 /// One version of the policy, as every engine is told to load it.
 struct WeightUpdate {
   PolicyVersion version;
-  std::string folder;  ///< of a Hugging Face checkpoint, absolute
+  std::string folder;  ///< of a Hugging Face checkpoint or an adapter, absolute
   std::string store;   ///< or "tcp://host:port" of the trainer, which sends them
   /// Not the weights of the model but those of the adapter of this name, which engines hold beside others: letters, digits, '_', '-', '.'.
   std::string adapter = {};

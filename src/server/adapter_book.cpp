@@ -16,7 +16,7 @@ namespace {
 AdapterBook::AdapterBook(engine::AdapterSet& set, Loader loader, std::size_t max_in_memory)
     : set_(&set), loader_(std::move(loader)), max_in_memory_(max_in_memory) {}
 
-void AdapterBook::load(const std::string& name, const std::filesystem::path& folder, bool may_replace) {
+void AdapterBook::load(const std::string& name, const WeightSource& source, bool may_replace, std::optional<PolicyVersion> said) {
   const std::lock_guard one_at_a_time(loading_);
   PolicyVersion version{1};
   {
@@ -26,11 +26,12 @@ void AdapterBook::load(const std::string& name, const std::filesystem::path& fol
       fail(ErrorCode::kAlreadyExists, "The lora adapter '{}' has already been loaded. Set load_inplace to give it other weights.", name);
     if (found != entries_.end()) version = PolicyVersion{found->second.version.value + 1};
   }
-  if (const std::int64_t step = parse_step_dir(folder.filename().string()); step >= 0) version = PolicyVersion{step};
-  engine::AdapterWeights weights = loader_(folder);
+  if (const std::int64_t step = parse_step_dir(source.folder.filename().string()); step >= 0) version = PolicyVersion{step};
+  version = said.value_or(version);
+  engine::AdapterWeights weights = loader_(name, source, version);
   const std::lock_guard lock(mutex_);
   set_->set(name, version, std::move(weights));
-  entries_[name] = {folder, version, ++num_uses_, true};
+  entries_[name] = {source, version, ++num_uses_, true};
   make_room();
 }
 
@@ -53,7 +54,7 @@ void AdapterBook::require(const std::string& name) {
   const std::lock_guard one_at_a_time(loading_);
   const std::optional<Entry> missing = touch();  // perhaps somebody has read it meanwhile
   if (!missing) return;
-  engine::AdapterWeights weights = loader_(missing->folder);
+  engine::AdapterWeights weights = loader_(name, missing->source, missing->version);
   const std::lock_guard lock(mutex_);
   set_->set(name, missing->version, std::move(weights));
   entries_.at(name).is_in_memory = true;
@@ -68,7 +69,7 @@ bool AdapterBook::knows(const std::string& name) const {
 std::vector<AdapterInfo> AdapterBook::list() const {
   const std::lock_guard lock(mutex_);
   std::vector<AdapterInfo> out;
-  for (const auto& [name, entry] : entries_) out.push_back({name, entry.folder, entry.version});
+  for (const auto& [name, entry] : entries_) out.push_back({name, entry.source, entry.version});
   return out;
 }
 

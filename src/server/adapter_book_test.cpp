@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fmt/format.h>
+
 #include <functional>
 #include <string>
 #include <vector>
@@ -26,16 +28,16 @@ TEST(AdapterBook, KeepsAFewInMemoryAndReadsOthersAgainWhenTheyAreNamed) {
   engine::AdapterSet set(4);
   std::vector<std::string> read;
   bool is_gone = false;
-  const auto loader = [&](const std::filesystem::path& folder) -> engine::AdapterWeights {
-    if (is_gone) fail(ErrorCode::kNotFound, "{} is gone", folder.string());
-    read.push_back(folder.string());
+  const auto loader = [&](const std::string&, const WeightSource& source, PolicyVersion) -> engine::AdapterWeights {
+    if (is_gone) fail(ErrorCode::kNotFound, "{} is gone", source.describe());
+    read.push_back(source.describe());
     return {std::make_shared<nn::Adapter>(), nullptr};
   };
   AdapterBook book(set, loader, 2);
-  book.load("a", "/x/a", false);
-  book.load("b", "/x/step_7", false);
+  book.load("a", {.folder = "/x/a"}, false);
+  book.load("b", {.folder = "/x/step_7"}, false);
   book.require("a");
-  book.load("c", "/x/c", false);  // b was named least recently
+  book.load("c", {.folder = "/x/c"}, false);  // b was named least recently
   EXPECT_TRUE(set.has("a"));
   EXPECT_FALSE(set.has("b"));
   EXPECT_TRUE(book.knows("b"));
@@ -54,7 +56,29 @@ TEST(AdapterBook, KeepsAFewInMemoryAndReadsOthersAgainWhenTheyAreNamed) {
   ASSERT_EQ(list.size(), 3u);
   EXPECT_EQ(list[0].version.value, 1);
   EXPECT_EQ(list[1].version.value, 7);
-  EXPECT_EQ(list[1].folder, "/x/step_7");
+  EXPECT_EQ(list[1].source.folder, "/x/step_7");
+}
+
+TEST(AdapterBook, OneOfATrainerHasTheVersionThatItWasAskedForIn) {
+  engine::AdapterSet set(4);
+  std::vector<std::string> asked;
+  const auto loader = [&](const std::string& name, const WeightSource& source, PolicyVersion version) -> engine::AdapterWeights {
+    asked.push_back(fmt::format("{} v{} of {}", name, version.value, source.describe()));
+    return {std::make_shared<nn::Adapter>(), nullptr};
+  };
+  AdapterBook book(set, loader, 1);
+  const WeightSource trainer{.folder = {}, .store = "tcp://node0:29501"};
+  book.load("a", trainer, true, PolicyVersion{4});
+  book.load("a", trainer, true, PolicyVersion{9});
+  set.apply_news();
+  EXPECT_EQ(set.find("a")->version.value, 9);
+  book.load("b", trainer, true, PolicyVersion{2});
+  EXPECT_FALSE(set.has("a"));
+  book.require("a");
+  EXPECT_EQ(set.find("a")->version.value, 9);
+  EXPECT_THAT(asked, ElementsAre("a v4 of tcp://node0:29501", "a v9 of tcp://node0:29501", "b v2 of tcp://node0:29501",
+                                 "a v9 of tcp://node0:29501"));
+  EXPECT_EQ(book.list()[0].source.describe(), "tcp://node0:29501");
 }
 
 TEST(AdapterBook, ReplacesOnRequestOnlyAndForgets) {
@@ -62,20 +86,20 @@ TEST(AdapterBook, ReplacesOnRequestOnlyAndForgets) {
   bool is_broken = false;
   AdapterBook book(
       set,
-      [&](const std::filesystem::path&) -> engine::AdapterWeights {
+      [&](const std::string&, const WeightSource&, PolicyVersion) -> engine::AdapterWeights {
         if (is_broken) fail(ErrorCode::kCorrupt, "truncated");
         return {std::make_shared<nn::Adapter>(), nullptr};
       },
       8);
-  book.load("a", "/x/a", false);
+  book.load("a", {.folder = "/x/a"}, false);
   const auto held = set.find("a");
-  EXPECT_EQ(code_of([&] { book.load("a", "/x/b", false); }), ErrorCode::kAlreadyExists);
+  EXPECT_EQ(code_of([&] { book.load("a", {.folder = "/x/b"}, false); }), ErrorCode::kAlreadyExists);
   is_broken = true;
-  EXPECT_EQ(code_of([&] { book.load("a", "/x/b", true); }), ErrorCode::kCorrupt);
-  EXPECT_EQ(book.list()[0].folder, "/x/a");
+  EXPECT_EQ(code_of([&] { book.load("a", {.folder = "/x/b"}, true); }), ErrorCode::kCorrupt);
+  EXPECT_EQ(book.list()[0].source.folder, "/x/a");
   EXPECT_FALSE(set.has_news());
   is_broken = false;
-  book.load("a", "/x/b", true);
+  book.load("a", {.folder = "/x/b"}, true);
   EXPECT_TRUE(set.has_news());
   set.apply_news();
   EXPECT_EQ(set.find("a"), held);

@@ -35,14 +35,17 @@ Reply on_admin(Context context, std::function<std::string()> work, std::string w
   co_return HttpResponse::json(std::move(body));
 }
 
+void require_store(const char* key, const std::string& store) {
+  if (!store.starts_with("tcp://")) net::fail_param(key, fmt::format("{}: wanted tcp://host:port of a trainer, found {}", key, store));
+}
+
 Reply update_weights(Context context, HttpRequest request) {
   const boost::json::object body = optional_body(request);
   const JsonFields fields(body);
   const std::string folder = fields.string("weight_dir").value_or("");
   const std::string store = fields.string("store").value_or("");
   if (folder.find('\0') != std::string::npos) net::fail_param("weight_dir", "weight_dir: a path holds no zero byte");
-  if (!store.empty() && !store.starts_with("tcp://"))
-    net::fail_param("store", "store: wanted tcp://host:port of a trainer, found " + store);
+  if (!store.empty()) require_store("store", store);
   const bool may_go_back = fields.boolean("force").value_or(false);
   std::optional<PolicyVersion> version;
   if (const auto number = fields.integer("version", 0, std::numeric_limits<std::int64_t>::max())) version = PolicyVersion{*number};
@@ -58,8 +61,7 @@ Reply update_weights(Context context, HttpRequest request) {
     const auto began = net::Clock::now();
     const engine::WeightProof proof = context->backend->update_weights(source, version, may_go_back);
     const double seconds = std::chrono::duration<double>(net::Clock::now() - began).count();
-    log::success("weights of policy version {} are in use, from {} in {:.2f} s", proof.version.value,
-                 source.store.empty() ? source.folder.string() : source.store, seconds);
+    log::success("weights of policy version {} are in use, from {} in {:.2f} s", proof.version.value, source.describe(), seconds);
     return proof_body(proof);
   };
   return on_admin(context, std::move(work), "the update of the weights");

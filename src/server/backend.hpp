@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,14 +9,9 @@
 #include "base/ids.hpp"
 #include "engine/engine.hpp"
 #include "server/adapter_book.hpp"
+#include "server/weight_source.hpp"
 
 namespace prl::server {
-
-/// Where weights come from: one of both is set.
-struct WeightSource {
-  std::filesystem::path folder;  ///< of a Hugging Face checkpoint
-  std::string store;             ///< "tcp://host:port" of a trainer that sends them (weights/collective_channel.hpp)
-};
 
 /// The engine as the HTTP server sees it. One implementation drives engine::Engine (EngineBackend); tests script another.
 /// All methods may be called from any thread; those that take long say so and are called from worker threads only.

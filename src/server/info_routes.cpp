@@ -91,7 +91,7 @@ Reply list_models(Context context, HttpRequest request) {
   const auto write_model = [&](JsonWriter& out, const std::string& name, const AdapterInfo* adapter = nullptr) {
     out.begin_object();
     out.key("id").string(name).key("object").string("model").key("created").integer(context->created);
-    out.key("owned_by").string("prl").key("root").string(adapter != nullptr ? adapter->folder.string() : name);
+    out.key("owned_by").string("prl").key("root").string(adapter != nullptr ? adapter->source.describe() : name);
     out.key("parent");
     if (adapter != nullptr)
       out.string(context->options.served_names.front());

@@ -1,3 +1,5 @@
+#include <limits>
+#include <optional>
 #include <utility>
 
 #include "base/log.hpp"
@@ -31,26 +33,46 @@ std::string adapter_name(const ServerContext& context, const JsonFields& fields)
   return name;
 }
 
-/// Reads the adapter on the admin thread, then answers `reply`, in which {} is the name.
+/// Of a folder or a trainer's store, and the version, which only a store needs.
+struct AdapterOrder {
+  WeightSource source;
+  std::optional<PolicyVersion> version;
+};
+
+AdapterOrder order_in(const JsonFields& fields) {
+  AdapterOrder order;
+  order.source.store = fields.string("store").value_or("");
+  if (const auto number = fields.integer("version", 0, std::numeric_limits<std::int64_t>::max())) order.version = PolicyVersion{*number};
+  if (order.source.store.empty()) {
+    order.source.folder = required_text(fields, "lora_path", "the path of a folder with adapter_config.json and adapter_model.safetensors");
+    return order;
+  }
+  if (fields.string("lora_path")) net::fail_param("store", "store: wanted a lora_path or a store, found both");
+  require_store("store", order.source.store);
+  if (!order.version) net::fail_param("version", "version: is needed for an adapter from a trainer");
+  return order;
+}
+
+/// Loads the adapter on the admin thread, then answers `reply`, in which {} is the name.
 Reply load_adapter(Context context, HttpRequest request, bool may_replace, bool is_json) {
   book_of(*context);
   const boost::json::object body = parse_body(request.body);
   const JsonFields fields(body);
   const std::string name = adapter_name(*context, fields);
-  const std::string path =
-      required_text(fields, "lora_path", "the path of a folder with adapter_config.json and adapter_model.safetensors");
+  const AdapterOrder order = order_in(fields);
   const bool replaces = may_replace || fields.boolean("load_inplace").value_or(false);
-  auto work = [context, name, path, replaces] {
+  auto work = [context, name, order, replaces] {
     const auto began = net::Clock::now();
     try {
-      book_of(*context).load(name, path, replaces);
+      book_of(*context).load(name, order.source, replaces, order.version);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kAlreadyExists) throw;
       throw net::HttpError(400, error.code(), error.what(), "lora_name");  // vLLM's status
     }
-    log::info("LoRA adapter '{}' from {} in {:.3f} s", name, path, std::chrono::duration<double>(net::Clock::now() - began).count());
+    log::info("LoRA adapter '{}'{} from {} in {:.3f} s", name, order.version ? fmt::format(" v{}", order.version->value) : "",
+              order.source.describe(), std::chrono::duration<double>(net::Clock::now() - began).count());
   };
-  std::string what = "the adapter to be read";
+  std::string what = "the adapter to be loaded";
   auto running = context->admin_worker->run(std::move(work), context->options.admin_timeout, std::move(what));
   co_await std::move(running);
   if (is_json) co_return HttpResponse::json(R"({"status":"ok"})");

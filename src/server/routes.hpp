@@ -39,6 +39,8 @@ Reply version(Context context, HttpRequest request);
 /// Runs `work` on the admin thread, one change at a time in order of arrival, and replies with the JSON that it returns. `what` says in an
 /// error what was waited for.
 Reply on_admin(Context context, std::function<std::string()> work, std::string what);
+/// Fails for what is no "tcp://host:port" of a trainer, naming the field.
+void require_store(const char* key, const std::string& store);
 Reply update_weights(Context context, HttpRequest request);
 Reply init_broadcaster(Context context, HttpRequest request);
 Reply reload_weights(Context context, HttpRequest request);

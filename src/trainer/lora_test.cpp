@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "base/files.hpp"
+#include "comm/communicator.hpp"
 #include "io/safetensors.hpp"
 #include "nn/peft.hpp"
 #include "trainer/fake_rollouts.hpp"
@@ -10,6 +11,8 @@
 #include "trainer/metrics.hpp"
 #include "trainer/rl_trainer.hpp"
 #include "trainer/test_support.hpp"
+#include "weights/collective_channel.hpp"
+#include "weights/weight_receiver.hpp"
 
 namespace prl::trainer {
 namespace {
@@ -173,6 +176,36 @@ TEST(LoraTraining, PublishesTheAdapterAlone) {
   held.base_checksum = nullptr;
   held.adapter = nn::load_peft_adapter(policy->context(), policy->config(), latest->folder, DType::kF32);
   EXPECT_EQ(nn::checksum(policy->context(), held).combined, latest->manifest.checksum);
+}
+
+/// From memory to memory it is the same bytes.
+TEST(LoraTraining, PublishesTheAdaptersFilesFromMemory) {
+  if (!comm::has_gloo()) GTEST_SKIP() << "this build has no Gloo";
+  Scratch scratch("lora-from-memory");
+  const auto policy = make_lora_policy(scratch.path / "model");
+  const auto channel =
+      weights::make_collective_channel({.folder = scratch.path / "broadcasts", .server = {.timeout = std::chrono::seconds(60)}});
+  RlRunOptions options = run_options(scratch.path, 3);
+  options.checkpoint.reset();
+  train(options, *policy, channel.get());
+  const auto latest = channel->latest();
+  ASSERT_TRUE(latest.has_value());
+  const weights::Received received = weights::WeightReceiver().receive(
+      channel->address(), latest->manifest.version, {.adapter = "alpha", .max_adapter_bytes = nn::max_peft_image_bytes(policy->config())},
+      std::chrono::seconds(60));
+  EXPECT_TRUE(received.is_adapter);
+  nn::Weights held = *policy->weights();
+  held.base_checksum = nullptr;
+  held.adapter = nn::load_peft_adapter(policy->context(), policy->config(), {"memory", received.values}, DType::kF32);
+  EXPECT_EQ(nn::checksum(policy->context(), held).combined, latest->manifest.checksum);
+  const auto again = make_lora_policy(scratch.path / "model");
+  weights::FileChannelOptions files;
+  files.folder = scratch.path / "files";
+  const auto by_files = weights::make_file_channel(files);
+  train(options, *again, by_files.get());
+  const std::string_view bytes(received.values.as<char>(), received.values.num_bytes());
+  const fs::path folder = by_files->latest()->folder;
+  EXPECT_EQ(bytes.substr(sizeof(std::uint64_t)), read_file(folder / nn::kPeftConfig) + read_file(folder / nn::kPeftTensors));
 }
 
 TEST(LoraTraining, MemoryAndOperationsAreThoseOfWhatIsTrained) {

@@ -12,6 +12,7 @@
 #include "base/units.hpp"
 #include "base/waiting.hpp"
 #include "monitor/format.hpp"
+#include "nn/peft.hpp"
 #include "trainer/agreement.hpp"
 #include "trainer/shared_batch.hpp"
 #include "wire/checks.hpp"
@@ -127,7 +128,11 @@ class RlTraining final : public Training {
       policy.save_for_engines(folder, saved.companions, saved.max_shard_bytes);
     };
     if (sends_own_) publication.ranges = part_;
-    publication.flat = [this, &policy] { return sends_own_ ? own_values(policy) : policy.flat_values(); };
+    publication.is_adapter = policy.options().lora.has_value();
+    publication.flat = [this, &policy] {
+      if (policy.options().lora) return nn::peft_image(*policy.weights(), *policy.parameters().table());
+      return sends_own_ ? own_values(policy) : policy.flat_values();
+    };
     channel_->publish(std::move(publication));
     return true;
   }
