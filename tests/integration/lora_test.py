@@ -3,7 +3,9 @@
 import concurrent.futures
 import contextlib
 import json
+import os
 import shutil
+import signal
 import struct
 import threading
 import time
@@ -75,6 +77,123 @@ def test_one_process_and_several_learn_the_same_adapter():
         # The merged model is the policy: it answers as the run's engine would have.
         prl("eval", "--model.name", one / f"weights/step_{STEPS}", "--env.id", "reverse-text", "--env.args", json.dumps(harness.ENV_ARGS),
             "--num-examples", 4, "--group-size", 1, "--sampling.max-tokens", 48, "--output-dir", folder / "eval")
+
+
+def learned(out):
+    """What a run's steps say of its samples and its training, nothing of the clock or the machine."""
+    families = ("loss/", "reward/", "mismatch_kl/", "entropy/", "optim/", "seq_len/", "progress/", "batch/", "is_truncated/")
+    return {step: {key: value for key, value in row.items() if key.startswith(families)} for step, row in harness.metrics(out).items()}
+
+
+def check_from_memory(out):
+    """The adapter left no file on its way."""
+    announced = {path.name for path in (out / "broadcasts").rglob("*") if path.is_file()}
+    check(announced == {"STABLE", "manifest.json"}, f"files of an adapter that goes from memory to memory: {announced}")
+
+
+def test_an_adapter_from_the_trainers_memory_is_that_of_files():
+    """As the model of its engine, and under a name beside others: the same bits and the same numbers as over files, on two engines."""
+    with harness.workspace("lora-memory") as folder:
+        for kind, flags in (("model", []), ("named", ["--orchestrator.student.model.lora.name", "alpha"])):
+            outs = {}
+            for transport in ("filesystem", "nccl"):
+                ports = harness.free_ports(3)
+                over = ["--weight-broadcast.type", transport, *(["--weight-broadcast.port", ports[2]] if transport == "nccl" else [])]
+                outs[transport] = run(folder, f"{kind}-{transport}", *flags, *over, "--deployment.type", "single_node",
+                                      "--inference.server.port", ports[0])
+                check_lock_step(outs[transport])
+            files, memory = outs["filesystem"], outs["nccl"]
+            check(adapter_files(memory) == adapter_files(files), f"{kind}: an adapter from memory gave another run than files")
+            masters = [harness.digest(out / f"checkpoints/step_{STEPS}/trainer", "*.safetensors") for out in (files, memory)]
+            check(masters[0] == masters[1], f"{kind}: masters and optimizer differ")
+            wanted, found = learned(files), learned(memory)
+            check(len(wanted[STEPS]) > 10 and found == wanted, f"{kind}: metrics differ: {wanted} and {found}")
+            check_from_memory(memory)
+            text = (memory / "logs/latest/inference.log").read_text()
+            check("from tcp://127.0.0.1:" in text and ("LoRA adapter 'alpha' v" in text) == (kind == "named"), text[-1500:])
+            one, two = (harness.rows_of(out / "logs/weight_proofs.jsonl") for out in (files, memory))
+            check([row["engine_checksum"] for row in one] == [row["engine_checksum"] for row in two], f"{one} and {two}")
+
+
+def test_roles_that_were_started_apart_and_an_engine_that_is_lost():
+    """The adapter goes from `prl trainer` to `prl inference`; an engine that is killed gets the newest one when it is back."""
+    with harness.workspace("lora-apart") as folder:
+        steps, ports = 12, harness.free_ports(2)
+        flags = ["--orchestrator.student.model.lora.name", "alpha", "--deployment.type", "single_node", "--trainer.optim.lr", "2e-3"]
+        wanted = run(folder, "files", *flags, "--inference.server.port", harness.free_port(), steps=steps)
+        out = folder / "out"
+        over = ["--weight-broadcast.type", "nccl", "--weight-broadcast.port", ports[1], "--output-dir", out, "--ckpt", "--ckpt.interval", 2]
+        args = ", ".join(f"{key} = {json.dumps(value)}" for key, value in harness.ENV_ARGS.items())
+        (folder / "orch.toml").write_text(f"""
+max_steps = {steps}
+seq_len = 256
+batch_size = 16
+group_size = 4
+max_async_level = 0
+[student.model]
+name = {json.dumps(str(harness.warm_model()))}
+[student.model.lora]
+name = "alpha"
+[student.client]
+base_url = ["http://127.0.0.1:{ports[0]}/v1"]
+[train.sampling]
+max_completion_tokens = 48
+[[train.env]]
+id = "reverse-text"
+args = {{ {args} }}
+""")
+        logs = {role: folder / f"{role}.log" for role in ("trainer", "orchestrator", "first", "second")}
+
+        def engine(name):
+            return harness.running("inference", "--model.name", harness.warm_model(), "--server.port", ports[0], "--model.max-model-len", 256,
+                                   "--max-num-seqs", 16, "--enable-lora", log=logs[name])
+
+        with contextlib.ExitStack() as stack:
+            trainer = stack.enter_context(harness.running(
+                "trainer", "--model.name", harness.warm_model(), "--model.seq-len", 256, "--model.lora.rank", 4, "--model.lora.alpha", 16,
+                "--optim.lr", "2e-3", "--max-steps", steps, "--max-async-level", 0, "--ckpt.weights.save-adapter-separately", *over,
+                log=logs["trainer"]))
+            orchestrator = stack.enter_context(harness.running("orchestrator", "@", folder / "orch.toml", *over, log=logs["orchestrator"]))
+            with engine("first") as first:
+                # A step takes a tenth of a second: the run must not be over before this looks again.
+                with harness.slowed(trainer.pid, running=0.02, stopped=0.2):
+                    harness.wait_until(lambda: trainer.poll() is not None or (out / "broadcasts/step_3/STABLE").exists(), 120, "version 3")
+                    check(trainer.poll() is None and first.poll() is None, logs["trainer"].read_text()[-2000:])
+                    first.kill()
+            stack.enter_context(engine("second"))
+            for role, process in (("orchestrator", orchestrator), ("trainer", trainer)):
+                harness.wait_until(lambda: process.poll() is not None, 180, f"the {role} to end")
+                check(process.returncode == 0, f"the {role} failed: {logs[role].read_text()[-3000:]}")
+        check(harness.digest(out / f"weights/step_{steps}/lora_adapters", "*.safetensors") ==
+              harness.digest(wanted / f"weights/step_{steps}/lora_adapters", "*.safetensors"), "another adapter than over files")
+        rows = harness.metrics(out)
+        check(all(rows[step]["mismatch_kl/all/max"] == 0 for step in range(1, steps + 1)), "sampler and trainer differ")
+        proofs = harness.rows_of(out / "logs/weight_proofs.jsonl")
+        check(proofs and all(proof["is_proven"] for proof in proofs), f"{proofs}")
+        check_from_memory(out)
+        for name in ("first", "second"):
+            check(f"from tcp://127.0.0.1:{ports[1]}" in logs[name].read_text(), f"{name}: {logs[name].read_text()[-1500:]}")
+
+
+def test_a_rank_that_takes_over_sends_the_adapter():
+    """The rank that served engines is killed; the next one serves at its address, and the adapter is that of a calm run."""
+    with harness.workspace("lora-healing") as folder:
+        steps, lr, ports = 30, ["--trainer.optim.lr", "1e-3"], harness.free_ports(2)
+        calm = run(folder, "calm", *lr, steps=steps)
+        config, out, log = folder / "rl.toml", folder / "out", folder / "log"
+        with harness.running("rl", "@", config, "--output-dir", out, *LORA, *SAVE, *lr, "--deployment.type", "single_node",
+                             "--deployment.num-train-gpus", 2, "--trainer.healing", "--inference.server.port", ports[0],
+                             "--orchestrator.student.model.lora.name", "alpha", "--weight-broadcast.type", "nccl",
+                             "--weight-broadcast.port", ports[1], log=log) as process:
+            harness.wait_until(lambda: (out / "broadcasts/step_3/STABLE").exists() or process.poll() is not None, 60, "version 3")
+            check(process.poll() is None, f"the run ended early: {log.read_text()[-3000:]}")
+            os.kill(harness.role_pids(log)["trainer"], signal.SIGKILL)
+            check(process.wait(360) == 0, f"the run failed: {log.read_text()[-3000:]}")
+        text = log.read_text()
+        check("trainer was killed by signal 9" in text, f"nobody was killed: {text[-2000:]}")
+        adapters = [harness.digest(each / f"weights/step_{steps}/lora_adapters", "*.safetensors") for each in (calm, out)]
+        check(adapters[0] == adapters[1], "another adapter than in a calm run")
+        check_from_memory(out)
 
 
 def test_an_adapter_in_float32_beside_a_base_in_bfloat16():
@@ -311,6 +430,10 @@ def test_adapters_that_cannot_be_served_are_refused_by_name():
             refused(load(port, "tiny", good), 400, "the model itself")
             refused(load(port, "", good), 400, "lora_name")
             refused(request(port, "POST", "/v1/load_lora_adapter", {"lora_name": "x"}), 400, "lora_path")
+            store = {"lora_name": "x", "store": "tcp://127.0.0.1:1"}
+            refused(request(port, "POST", "/load_lora_adapter", store), 400, "version")
+            refused(request(port, "POST", "/load_lora_adapter", {**store, "version": 1, "lora_path": str(good)}), 400, "store", "both")
+            refused(request(port, "POST", "/load_lora_adapter", {**store, "version": 1, "store": str(good)}), 400, "store", "tcp://")
             check(complete(port, "good") == own and complete(port, "tiny") == base, "a refused adapter changed what is served")
             # One place in memory: the other adapter is read again when it is named, and says so when its folder is gone.
             moved = folder / "moved"
@@ -327,5 +450,7 @@ def test_adapters_that_cannot_be_served_are_refused_by_name():
 
 if __name__ == "__main__":
     harness.main(test_one_process_and_several_learn_the_same_adapter, test_an_adapter_in_float32_beside_a_base_in_bfloat16,
+                 test_an_adapter_from_the_trainers_memory_is_that_of_files, test_roles_that_were_started_apart_and_an_engine_that_is_lost,
+                 test_a_rank_that_takes_over_sends_the_adapter,
                  test_what_cannot_be_adapted_is_refused_before_the_run,
                  test_sft_trains_an_adapter_and_convert_merges_it, test_a_server_takes_adapters_by_name, test_runs_share_a_server_as_their_weights, test_adapters_that_cannot_be_served_are_refused_by_name)

@@ -23,7 +23,7 @@ def orchestrator_config(path, name, port, **top):
     keys = {"seq_len": 256, "batch_size": 16, "group_size": 4, "max_async_level": 0, **top}
     args = ", ".join(f"{key} = {json.dumps(value)}" for key, value in harness.ENV_ARGS.items())
     run = keys.pop("run", "weight = 1.0")
-    rank, zmq = keys.pop("rank", 4), keys.pop("zmq", None)
+    rank, zmq, nccl = keys.pop("rank", 4), keys.pop("zmq", None), keys.pop("nccl", None)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(f"{key} = {json.dumps(value)}" for key, value in keys.items()) + f"""
 [student.model]
@@ -40,6 +40,9 @@ interval = 2
 [rollout_transport]
 type = "{"zmq" if zmq else "filesystem"}"
 {f"port = {zmq}" if zmq else ""}
+[weight_broadcast]
+type = "{"nccl" if nccl else "filesystem"}"
+{f"port = {nccl}" if nccl else ""}
 [train.sampling]
 max_completion_tokens = 48
 [[train.env]]
@@ -250,44 +253,55 @@ def test_three_runs_on_two_slots():
 def test_the_engines_of_a_run_are_behind_a_router():
     """The adapter of each step is on all of them: also on one that joins late, and though one is killed."""
     with harness.workspace("runs-router") as folder:
-        out, steps = folder / "out", 10
-        wanted = alone(folder, "one", steps)
-        with contextlib.ExitStack() as stack:
-            (first, _), (second, killed) = (stack.enter_context(engine(folder, name)) for name in ("first", "second"))
-            port = harness.free_port()
-            stack.enter_context(harness.running("router", "--engines", f"http://127.0.0.1:{first},http://127.0.0.1:{second}", "--port", port,
-                                                "--output-dir", folder / "router", log=folder / "router.log"))
+        behind_a_router(folder)
 
-            def states():
-                with contextlib.suppress(OSError):
-                    return {int(e["url"].rsplit(":", 1)[1]): e["state"] for e in harness.request(port, "GET", "/engines")[1]["engines"]}
-                return {}
-            harness.wait_until(lambda: list(states().values()) == ["ready"] * 2, 60, "the router's engines")
-            orchestrator_config(out / "run_one/configs/orch.toml", "one", port, max_steps=steps, run="weight = 2.0")
-            role = stack.enter_context(orchestrator(out, "one", log=folder / "one.log"))
-            learning = stack.enter_context(trainer(out, folder / "trainer.log"))
-            harness.wait_until(lambda: step_of(out, "one") >= 2 or role.poll() is not None, 120, "step 2")
-            check(role.poll() is None, f"the run ended early: {(folder / 'one.log').read_text()[-2000:]}")
-            killed.kill()
-            late, _ = stack.enter_context(engine(folder, "late"))
-            check(harness.request(port, "POST", "/engines", {"url": f"http://127.0.0.1:{late}"})[0] == 201, "the late engine could not join")
-            ends_well(role, "the run")
-            harness.wait_until(lambda: has_state(out, "one", "ended"), 60, "the trainer to end the run")
-            harness.wait_until(lambda: states().get(late) == "ready" and states().get(second) == "down", 60, "one to be ready and one to be missed")
-            proof = harness.request(port, "GET", "/weight_proof?adapter=one")[1]
-            check(proof["policy_version"] == steps - 1, f"{proof}")
-            for each in (first, late):
-                check(harness.request(each, "GET", "/weight_proof?adapter=one")[1] == proof, "an engine has another adapter")
-                runs = harness.request(each, "GET", "/runs")[1]["data"]
-                check([(run["name"], run["weight"]) for run in runs] == [("one", 2)], f"an engine was not told of the run: {runs}")
-            counted = harness.request(port, "GET", "/runs")[1]["data"][0]["num_generation_tokens"]
-            check(counted >= sum(harness.request(each, "GET", "/runs")[1]["data"][0]["num_generation_tokens"] for each in (first, late)) > 0, "no tokens")
-            status, reply = harness.request(port, "POST", "/load_lora_adapter", {"lora_name": "two", "lora_path": str(folder / "nowhere")})
-            check(status == 404 and all(f":{each}" in json.dumps(reply) for each in (first, late)), f"{status} {reply}")
-            stopping(learning)
-        check(saved(out / "run_one", steps) == wanted, "the run is not what it is alone")
-        proofs = harness.rows_of(out / "run_one/logs/weight_proofs.jsonl")
-        check(proofs and all(row["is_proven"] for row in proofs), f"{proofs}")
+
+def test_a_router_passes_on_where_adapters_are_in_memory():
+    with harness.workspace("runs-router-memory") as folder:
+        broadcast = harness.free_port()
+        behind_a_router(folder, "--weight-broadcast.type", "nccl", "--weight-broadcast.port", broadcast, nccl=broadcast)
+        check(f"from tcp://127.0.0.1:{broadcast}" in (folder / "late.log").read_text(), "the late engine did not ask the trainer")
+
+
+def behind_a_router(folder, *flags, **top):
+    out, steps = folder / "out", 10
+    wanted = alone(folder, "one", steps)
+    with contextlib.ExitStack() as stack:
+        (first, _), (second, killed) = (stack.enter_context(engine(folder, name)) for name in ("first", "second"))
+        port = harness.free_port()
+        stack.enter_context(harness.running("router", "--engines", f"http://127.0.0.1:{first},http://127.0.0.1:{second}", "--port", port,
+                                            "--output-dir", folder / "router", log=folder / "router.log"))
+
+        def states():
+            with contextlib.suppress(OSError):
+                return {int(e["url"].rsplit(":", 1)[1]): e["state"] for e in harness.request(port, "GET", "/engines")[1]["engines"]}
+            return {}
+        harness.wait_until(lambda: list(states().values()) == ["ready"] * 2, 60, "the router's engines")
+        orchestrator_config(out / "run_one/configs/orch.toml", "one", port, max_steps=steps, run="weight = 2.0", **top)
+        role = stack.enter_context(orchestrator(out, "one", log=folder / "one.log"))
+        learning = stack.enter_context(trainer(out, folder / "trainer.log", *flags))
+        harness.wait_until(lambda: step_of(out, "one") >= 2 or role.poll() is not None, 120, "step 2")
+        check(role.poll() is None, f"the run ended early: {(folder / 'one.log').read_text()[-2000:]}")
+        killed.kill()
+        late, _ = stack.enter_context(engine(folder, "late"))
+        check(harness.request(port, "POST", "/engines", {"url": f"http://127.0.0.1:{late}"})[0] == 201, "the late engine could not join")
+        ends_well(role, "the run")
+        harness.wait_until(lambda: has_state(out, "one", "ended"), 60, "the trainer to end the run")
+        harness.wait_until(lambda: states().get(late) == "ready" and states().get(second) == "down", 60, "one to be ready and one to be missed")
+        proof = harness.request(port, "GET", "/weight_proof?adapter=one")[1]
+        check(proof["policy_version"] == steps - 1, f"{proof}")
+        for each in (first, late):
+            check(harness.request(each, "GET", "/weight_proof?adapter=one")[1] == proof, "an engine has another adapter")
+            runs = harness.request(each, "GET", "/runs")[1]["data"]
+            check([(run["name"], run["weight"]) for run in runs] == [("one", 2)], f"an engine was not told of the run: {runs}")
+        counted = harness.request(port, "GET", "/runs")[1]["data"][0]["num_generation_tokens"]
+        check(counted >= sum(harness.request(each, "GET", "/runs")[1]["data"][0]["num_generation_tokens"] for each in (first, late)) > 0, "no tokens")
+        status, reply = harness.request(port, "POST", "/load_lora_adapter", {"lora_name": "two", "lora_path": str(folder / "nowhere")})
+        check(status == 404 and all(f":{each}" in json.dumps(reply) for each in (first, late)), f"{status} {reply}")
+        stopping(learning)
+    check(saved(out / "run_one", steps) == wanted, "the run is not what it is alone")
+    proofs = harness.rows_of(out / "run_one/logs/weight_proofs.jsonl")
+    check(proofs and all(row["is_proven"] for row in proofs), f"{proofs}")
 
 
 def stopping(process):
@@ -375,6 +389,46 @@ def test_a_killed_trainer_goes_on_where_each_run_was():
             check(saved(out / f"run_{name}", 16) == wanted[name], f"{name} is not what it is without a kill")
 
 
+def test_adapters_of_all_runs_come_from_the_trainers_memory():
+    """Two runs, one address. The trainer is killed and started again."""
+    with harness.workspace("runs-memory") as folder:
+        out, broadcast = folder / "out", harness.free_port()
+        wanted = {"one": alone(folder, "one", 16), "two": alone(folder, "two", 16, seed=5)}
+        over = ["--weight-broadcast.type", "nccl", "--weight-broadcast.port", broadcast]
+        with server(folder) as port, contextlib.ExitStack() as stack:
+            orchestrator_config(out / "run_one/configs/orch.toml", "one", port, max_steps=16, nccl=broadcast)
+            orchestrator_config(out / "run_two/configs/orch.toml", "two", port, max_steps=16, seed=5, nccl=broadcast)
+            bad = out / "run_bad/configs/orch.toml"
+            orchestrator_config(bad, "bad", port, nccl=broadcast + 1)
+            roles = [stack.enter_context(orchestrator(out, name, log=folder / f"{name}.log")) for name in wanted]
+            with trainer(out, folder / "trainer.log", *over) as process:
+                # A step takes a tenth of a second: the runs must not be over before this looks again.
+                with harness.slowed(process.pid, running=0.02, stopped=0.2):
+                    harness.wait_until(lambda: process.poll() is not None or min(step_of(out, name) for name in wanted) >= 3, 120, "step 3 of both")
+                    check(process.poll() is None, f"the trainer ended: {(folder / 'trainer.log').read_text()[-2000:]}")
+                    process.kill()
+                process.wait(10)
+            check("weight_broadcast.port" in reasons(out, "bad"), f"another port than the trainer's is not refused: {reasons(out, 'bad')}")
+            orchestrator_config(bad, "bad", port)
+            again = stack.enter_context(trainer(out, folder / "again.log", *over))
+            for role, name in zip(roles, wanted):
+                ends_well(role, name)
+            harness.wait_until(lambda: all(has_state(out, name, "ended") for name in wanted), 60, "both to end")
+            harness.wait_until(lambda: "weight_broadcast.type" in reasons(out, "bad"), 60, "files to be refused")
+            log = (folder / "inference.log").read_text()
+            check(all(f"LoRA adapter '{name}' v" in log for name in wanted) and f"from tcp://127.0.0.1:{broadcast}" in log, log[-1500:])
+            stopping(again)
+        for name in wanted:
+            run = out / f"run_{name}"
+            check(saved(run, 16) == wanted[name], f"{name} is not what it is alone")
+            announced = {path.name for path in (run / "broadcasts").rglob("*") if path.is_file()}
+            check(announced == {"STABLE", "manifest.json"}, f"{name}: {announced}")
+            proofs = harness.rows_of(run / "logs/weight_proofs.jsonl")
+            check(proofs and all(proof["is_proven"] for proof in proofs), f"{name}: {proofs}")
+            check(all(row["mismatch_kl/all/mean"] == 0 for row in harness.metrics(run).values() if "mismatch_kl/all/mean" in row),
+                  f"{name}: sampler and trainer differ")
+
+
 def test_runs_are_listed_paused_drained_and_removed():
     with harness.workspace("runs-control") as folder:
         out = folder / "out"
@@ -413,5 +467,5 @@ def test_runs_are_listed_paused_drained_and_removed():
 
 if __name__ == "__main__":
     harness.main(test_three_runs_on_two_slots, test_metrics_heartbeats_and_trackers_of_each_run, test_three_trainer_ranks_give_each_run_the_bits_of_one, test_what_several_runs_do_not_have_is_refused_by_its_key,
-                 test_a_killed_trainer_goes_on_where_each_run_was,
-                 test_the_engines_of_a_run_are_behind_a_router, test_runs_are_listed_paused_drained_and_removed)
+                 test_a_killed_trainer_goes_on_where_each_run_was, test_adapters_of_all_runs_come_from_the_trainers_memory,
+                 test_the_engines_of_a_run_are_behind_a_router, test_a_router_passes_on_where_adapters_are_in_memory, test_runs_are_listed_paused_drained_and_removed)
