@@ -100,7 +100,8 @@ def test_a_mixture_of_experts_matches_exactly():
         check(len(set(digests.values())) == 1, f"weights depend on the run or on what is recomputed: {digests}")
         config = harness.rl_config(folder / "rl.toml", folder / "kept/weights/step_40", max_async_level=0)
         digests = []
-        adapter = ("--trainer.model.lora.rank", 8, "--trainer.optim.lr", "5e-3")
+        # A larger rate ruins the policy within three steps, and then no batch has anything to train on.
+        adapter = ("--trainer.model.lora.rank", 8, "--trainer.optim.lr", "1e-3")
         attention = (*adapter, "--trainer.model.lora.target-modules", "q_proj,v_proj,o_proj")
         for name, flags in {"first": (), "second": (), "adapter": adapter, "attention": attention}.items():
             out = folder / name

@@ -1,6 +1,7 @@
 // Products of experts at real sizes, beside those of one expert after another.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -166,6 +167,34 @@ TEST(CudaExperts, GroupedProductsAreThoseOfEachExpert) {
     }
   }
   EXPECT_EQ(different, "");
+}
+
+/// By our kernels alone, so that a tool can watch them.
+TEST(CudaExperts, GroupedProductsGiveTheSameBitsAgain) {
+  Sides s;
+  if (cuda::properties_of(s.gpu).major != 9) GTEST_SKIP() << "kernels for compute capability 9.0";
+  const std::int64_t H = is_watched() ? 128 : 1024, F = is_watched() ? 320 : 768;
+  const std::vector<std::int32_t> begin = begins({200, 0, 1, 64, 65, 0, 129});
+  const std::int64_t E = static_cast<std::int64_t>(begin.size()) - 1, R = begin.back();
+  const Experts experts(s, E, H, F);
+  const Tensor on_gpu = s.to_gpu(s.ints(begin)), x = s.to_gpu(s.random({R, H}, DType::kBF16, 5)),
+               dy = s.to_gpu(s.random({R, 2 * F}, DType::kBF16, 6));
+  std::vector<Tensor> first;
+  for (int round = 0; round < 3; ++round) {
+    Tensor y = s.to_gpu(s.filled({R, 2 * F}, DType::kBF16, kNan)), dx = s.to_gpu(s.filled({R, H}, DType::kBF16, kNan)),
+           dw = s.to_gpu(s.filled({E, 2 * F * H}, DType::kF32, kNan));
+    std::vector<TensorView> to;
+    for (std::int64_t e = 0; e < E; ++e) to.push_back(dw.slice(e, 1).view().reshaped({2 * F, H}));
+    ASSERT_TRUE(grouped_linear(s.gpu, y, x, experts.gate_up, on_gpu));
+    ASSERT_TRUE(grouped_linear_backward_input(s.gpu, dx, dy, experts.gate_up, on_gpu));
+    ASSERT_TRUE(grouped_linear_backward_weight(s.gpu, to, dy, x, on_gpu, false));
+    const std::vector<Tensor> found{s.to_cpu(y), s.to_cpu(dx), s.to_cpu(dw)};
+    if (first.empty()) first = found;
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      EXPECT_TRUE(same_bits(found[i], first[i])) << "product " << i << ", round " << round;
+      EXPECT_TRUE(std::ranges::none_of(values(found[i]), [](float v) { return std::isnan(v); })) << "product " << i;
+    }
+  }
 }
 
 /// Weights that do not lie equally far apart, another type or odd sizes go one by one: refused, and nothing is written.
