@@ -306,6 +306,7 @@ class Canonicalizer {
   }
 
   void env_list(Value& envs, const std::string& prefix) {
+    if (std::optional<Value> entries = as_entries(envs)) envs = *std::move(entries);
     if (envs.is_list()) {
       for (std::size_t i = 0; i < envs.items().size(); ++i) env_entry(envs.items()[i], fmt::format("{}[{}].", prefix, i));
     } else if (is_indexed(envs)) {

@@ -84,6 +84,20 @@ TEST(Args, TypesOfFlagsComeFromTheSchema) {
   EXPECT_THAT(trainer.config.log.ranks_filter, ElementsAre(0, 1, 2));
   EXPECT_THAT(trainer.config.model.lora->target_modules, ElementsAre("q_proj", "v_proj"));
   EXPECT_EQ(trainer.config.env_vars.at("A"), "x");
+  for (const char* flags : {"--env.id reverse-text --env.0.args {\"n\":5}", "--env.0.args {\"n\":5} --env.0.id reverse-text",
+                            "--env.0.args.n 5 --env.id reverse-text --env.1.id wordle"}) {
+    const EvalConfig eval = load_line<EvalConfig>(std::string("eval --model.name m ") + flags).config;
+    ASSERT_GE(eval.env.size(), 1u) << flags;
+    EXPECT_EQ(eval.env[0].id, "reverse-text") << flags;
+    EXPECT_EQ(eval.env[0].args.find("n")->as_int(), 5) << flags;
+    EXPECT_TRUE(eval.env.size() == 1 || eval.env[1].id == "wordle") << flags;
+  }
+  using Map = std::map<std::string, std::string>;
+  const Map one{{"sql", "org/a=b"}}, two{{"sql", "A"}, {"chat", "B"}};
+  EXPECT_EQ(load_line<InferenceConfig>("inference --enable-lora --lora-modules sql=org/a=b").config.lora_modules, one);
+  EXPECT_EQ(load_line<InferenceConfig>("inference --enable-lora --lora-modules sql=A chat=B").config.lora_modules, two);
+  for (const char* wrong : {"sql", "=A", "sql=A chat"})
+    EXPECT_THROW(load_line<InferenceConfig>(std::string("inference --enable-lora --lora-modules ") + wrong), Error) << wrong;
 }
 
 TEST(Args, FreeArgumentsTakeTheTypeTheyLookLike) {

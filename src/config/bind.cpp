@@ -258,8 +258,11 @@ class Binder {
     ops.clear(target);
     const bool is_scalar = ops.inner->kind != Kind::kStruct && ops.inner->kind != Kind::kUnion;
     std::vector<Value> items;
+    const std::optional<Value> entries = is_scalar ? std::nullopt : as_entries(value);
     if (value.is_list()) {
       items = value.items();
+    } else if (entries) {
+      for (const Member& member : entries->members()) items.push_back(member.value);
     } else if (is_indexed(value)) {
       for (const Member& member : value.members()) items.push_back(member.value);
     } else if (!(value.is_bool() && value.is_loose())) {
@@ -295,7 +298,7 @@ class Binder {
     if (value.is_null() && ops.kind == Kind::kFree) return ops.write(target, value);
     if (value.is_null() && ops.kind == Kind::kIntOrWord) return;  // the default word
     if (value.is_null()) return complain(path, "cannot be None", value);
-    if (value.is_list() && value.is_loose() && ops.kind != Kind::kFree)
+    if (value.is_list() && value.is_loose() && ops.kind != Kind::kFree && ops.kind != Kind::kStringMap)
       return complain(path, fmt::format("takes one value, got {}", value.items().size()), value);
     switch (ops.kind) {
       case Kind::kBool:
@@ -356,8 +359,23 @@ class Binder {
     complain(path, fmt::format("expects a whole number or {}", words), value);
   }
 
-  void bind_string_map(const Value& value, const TypeOps& ops, void* target, const std::string& path) {
-    if (!value.is_table()) return complain(path, "expects a table of strings", value);
+  /// "A=1" or ["A=1", "B=2"], as command lines say it, as a table; nothing if it is something else.
+  static std::optional<Value> table_of_pairs(const Value& value) {
+    const Value::List items = value.is_list() ? value.items() : Value::List{value};
+    Value table = Value::table();
+    for (const Value& item : items) {
+      if (!item.is_string()) return std::nullopt;
+      const std::string& text = item.as_string();
+      const std::size_t equals = text.find('=');
+      if (equals == std::string::npos || equals == 0) return std::nullopt;
+      table.set(text.substr(0, equals), Value(text.substr(equals + 1)));
+    }
+    return table;
+  }
+  void bind_string_map(const Value& given, const TypeOps& ops, void* target, const std::string& path) {
+    const std::optional<Value> pairs = table_of_pairs(given);
+    const Value& value = pairs ? *pairs : given;
+    if (!value.is_table()) return complain(path, "expects a table of strings, or NAME=VALUE for each", given);
     Value strings = Value::table();
     for (const Member& member : value.members()) {
       if (member.value.is_table() || member.value.is_list() || member.value.is_null()) {

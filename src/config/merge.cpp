@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <string_view>
+#include <utility>
 
 #include "base/ascii.hpp"
 #include "base/error.hpp"
@@ -11,6 +13,10 @@ namespace {
 
 /// More than any list of environments needs, and less than an accident could fill memory with.
 constexpr std::size_t kMaxIndexDigits = 6;
+
+bool is_index(std::string_view key) {
+  return !key.empty() && key.size() <= kMaxIndexDigits && std::all_of(key.begin(), key.end(), is_ascii_digit);
+}
 
 void merge_items(Value& list, const Value& over) {
   for (const Member& member : over.members()) {
@@ -41,13 +47,26 @@ void merge_only_item(Value& list, const Value& over) {
 }  // namespace
 
 bool is_indexed(const Value& value) {
-  if (!value.is_table() || value.members().empty()) return false;
-  return std::all_of(value.members().begin(), value.members().end(), [](const Member& member) {
-    return !member.key.empty() && member.key.size() <= kMaxIndexDigits && std::all_of(member.key.begin(), member.key.end(), is_ascii_digit);
+  return value.is_table() && !value.members().empty() &&
+         std::all_of(value.members().begin(), value.members().end(), [](const Member& member) { return is_index(member.key); });
+}
+
+std::optional<Value> as_entries(const Value& table) {
+  if (!table.is_table() || is_indexed(table)) return std::nullopt;
+  Value entries = Value::table(), first = Value::table();
+  for (const Member& member : table.members()) (is_index(member.key) ? entries : first).set(member.key, member.value);
+  if (entries.members().empty()) return std::nullopt;
+  if (const Value* zero = entries.find("0")) merge(first, *zero);
+  entries.set("0", std::move(first));
+  std::sort(entries.members().begin(), entries.members().end(), [](const Member& a, const Member& b) {
+    return std::pair(a.key.size(), std::string_view(a.key)) < std::pair(b.key.size(), std::string_view(b.key));
   });
+  return entries;
 }
 
 void merge(Value& base, const Value& over) {
+  if (base.is_list())
+    if (const std::optional<Value> entries = as_entries(over)) return merge_items(base, *entries);
   if (over.is_table() && base.is_list() && is_indexed(over)) return merge_items(base, over);
   if (over.is_table() && base.is_list() && !base.items().empty() && base.items().front().is_table() && !over.members().empty() &&
       !is_whole_entry(over))

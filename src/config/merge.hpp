@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include "config/value.hpp"
 
 namespace prl::config {
@@ -18,5 +20,9 @@ void none_to_null(Value& value);
 
 /// True for a table with members whose keys are all digits.
 bool is_indexed(const Value& value);
+
+/// A table that stands for a list and has keys that are numbers beside others, which are the first entry's ("--env.id a --env.0.args {}"),
+/// as a table of numbers alone; nothing if it has no such numbers or nothing else.
+std::optional<Value> as_entries(const Value& table);
 
 }  // namespace prl::config

@@ -45,6 +45,7 @@ void check_table(const TrainSamplingConfig& sampling, const TrainSamplingConfig*
 void list_environments(Value* section) {
   Value* envs = section ? section->find("env") : nullptr;
   if (!envs || !envs->is_table()) return;
+  if (std::optional<Value> entries = as_entries(*envs)) *envs = *std::move(entries);
   Value::List items;
   if (is_indexed(*envs))
     for (const Member& member : envs->members()) items.push_back(member.value);
