@@ -1,55 +1,17 @@
-#include <algorithm>
 #include <cstdio>
 #include <functional>
 #include <vector>
 
 #include "base/error.hpp"
-#include "base/rng.hpp"
-#include "device/cuda/check.hpp"
-#include "ops/cuda/launch.hpp"
+#include "ops/cuda/gpu_bench.hpp"
 #include "ops/experts.hpp"
-#include "ops/op_table.hpp"
 
 // Products of experts on one GPU, all at once and one expert after another: TFLOP/s. Times are medians of calls between events.
 
 namespace prl::ops {
 namespace {
 
-struct Bench {
-  std::shared_ptr<DeviceRuntime> runtime = make_cuda_runtime(0);
-  OpSession session{runtime, 1};
-  OpContext& ctx = session.context();
-
-  Tensor random(Shape shape) {
-    Tensor t = Tensor::empty(runtime, shape, DType::kBF16);
-    std::vector<BFloat16> host(1 << 20);
-    Rng rng(1);
-    for (BFloat16& x : host) x = to_bf16(static_cast<float>(rng.next_normal()));
-    for (std::size_t at = 0; at < t.num_bytes(); at += host.size() * 2 - 254)  // shifted, so that rows do not repeat
-      runtime->copy_from_host(t.as<char>() + at, host.data(), std::min(host.size() * 2, t.num_bytes() - at));
-    return t;
-  }
-  double milliseconds(const std::function<void()>& work) {
-    const cudaStream_t stream = cuda::stream_of(ctx);
-    cudaEvent_t begin, end;
-    PRL_CUDA_CHECK(cudaEventCreate(&begin));
-    PRL_CUDA_CHECK(cudaEventCreate(&end));
-    std::vector<float> times;
-    for (int i = 0; i < 13; ++i) {
-      PRL_CUDA_CHECK(cudaEventRecord(begin, stream));
-      for (int j = 0; j < 3; ++j) work();
-      PRL_CUDA_CHECK(cudaEventRecord(end, stream));
-      PRL_CUDA_CHECK(cudaEventSynchronize(end));
-      float ms = 0;
-      PRL_CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
-      if (i >= 2) times.push_back(ms / 3);
-    }
-    std::ranges::sort(times);
-    PRL_CUDA_CHECK(cudaEventDestroy(begin));
-    PRL_CUDA_CHECK(cudaEventDestroy(end));
-    return static_cast<double>(times[times.size() / 2]);
-  }
-
+struct Bench : GpuBench {
   /// E matrices [N, K]; rows of experts differ by up to `spread` of the mean.
   void run(std::int64_t E, std::int64_t N, std::int64_t K, std::int32_t mean, double spread) {
     Rng rng(7);
@@ -75,27 +37,27 @@ struct Bench {
       for (std::size_t e = 0; e < weights.size(); ++e) work(e, begin[e], begin[e + 1] - begin[e]);
     };
     const double flops = 2.0 * static_cast<double>(R * N) * static_cast<double>(K);
-    const auto report = [&](const char* what, const std::function<void()>& grouped, const std::function<void()>& apart) {
-      const double together = milliseconds(grouped), one_by_one = milliseconds(apart);
+    const auto report = [&](const char* what, const std::function<void(int)>& grouped, const std::function<void(int)>& apart) {
+      const double together = milliseconds(grouped, 3), one_by_one = milliseconds(apart, 3);
       std::printf("%3d x [%4d, %4d], %6d rows, %-15s grouped %7.3f ms %6.1f TFLOP/s   one by one %7.3f ms %6.1f TFLOP/s\n",
                   static_cast<int>(E), static_cast<int>(N), static_cast<int>(K), static_cast<int>(R), what, together,
                   flops / together * 1e-9, one_by_one, flops / one_by_one * 1e-9);
     };
     report(
-        "forward", [&] { PRL_CHECK(grouped_linear(ctx, y, x, weights, begin_P), "refused"); },
-        [&] {
+        "forward", [&](int) { PRL_CHECK(grouped_linear(ctx, y, x, weights, begin_P), "refused"); },
+        [&](int) {
           each([&](std::size_t e, auto first, auto count) { linear(ctx, y.slice(first, count), x.slice(first, count), *weights[e]); });
         });
     report(
-        "input gradient", [&] { PRL_CHECK(grouped_linear_backward_input(ctx, dx, dy, weights, begin_P), "refused"); },
-        [&] {
+        "input gradient", [&](int) { PRL_CHECK(grouped_linear_backward_input(ctx, dx, dy, weights, begin_P), "refused"); },
+        [&](int) {
           each([&](std::size_t e, auto first, auto count) {
             linear_backward_input(ctx, dx.slice(first, count), dy.slice(first, count), *weights[e], false);
           });
         });
     report(
-        "weight gradient", [&] { PRL_CHECK(grouped_linear_backward_weight(ctx, to, dy, x, begin_P, false), "refused"); },
-        [&] {
+        "weight gradient", [&](int) { PRL_CHECK(grouped_linear_backward_weight(ctx, to, dy, x, begin_P, false), "refused"); },
+        [&](int) {
           each([&](std::size_t e, auto first, auto count) {
             linear_backward_weight(ctx, to[e], {}, dy.slice(first, count), x.slice(first, count), false);
           });
@@ -103,8 +65,15 @@ struct Bench {
   }
 };
 
-int bench() {
-  Bench b;
+}  // namespace
+}  // namespace prl::ops
+
+int main() {
+  if (const prl::CudaDevices found = prl::list_cuda_devices(); found.devices.empty()) {
+    std::printf("no GPU: %s\n", found.missing.c_str());
+    return 77;
+  }
+  prl::ops::Bench b;
   for (const double spread : {0.05, 0.9}) {
     b.run(128, 1536, 2048, 1024, spread);  // Qwen3-30B-A3B, 16,384 tokens
     b.run(128, 2048, 768, 1024, spread);
@@ -112,8 +81,3 @@ int bench() {
   }
   return 0;
 }
-
-}  // namespace
-}  // namespace prl::ops
-
-int main() { return prl::ops::bench(); }

@@ -3,10 +3,8 @@
 #include <functional>
 #include <numeric>
 
-#include "base/rng.hpp"
 #include "ops/cuda/attention/bodies.hpp"
-#include "ops/cuda/launch.hpp"
-#include "ops/op_table.hpp"
+#include "ops/cuda/gpu_bench.hpp"
 
 // Attention on one GPU: TFLOP/s of training shapes, GB/s of decode. Times are medians over groups of calls between events; work
 // counts the causal half. bench/peer_attention.py measures PyTorch at the same shapes.
@@ -14,46 +12,8 @@
 namespace prl::ops {
 namespace {
 
-struct Bench {
-  std::shared_ptr<DeviceRuntime> runtime = make_cuda_runtime(0);
-  OpSession session{runtime, 1};
-  OpContext& ctx = session.context();
+struct Bench : GpuBench {
   cuda::AttentionFamily family = cuda::chosen_attention_family(ctx);
-
-  Tensor random(Shape shape) {
-    Tensor t = Tensor::empty(runtime, shape, DType::kBF16);
-    std::vector<BFloat16> host(1 << 20);
-    Rng rng(1);
-    for (BFloat16& x : host) {
-      float sum = -6.0f;  // of twelve uniform ones: about normal
-      for (int i = 0; i < 12; ++i) sum += static_cast<float>(rng.next_u32()) * 0x1.0p-32f;
-      x = to_bf16(sum);
-    }
-    for (std::size_t at = 0; at < t.num_bytes(); at += host.size() * 2 - 254)  // shifted, so that rows do not repeat
-      runtime->copy_from_host(t.as<char>() + at, host.data(), std::min(host.size() * 2, t.num_bytes() - at));
-    return t;
-  }
-  double milliseconds(const std::function<void(int)>& work) {
-    const cudaStream_t stream = cuda::stream_of(ctx);
-    cudaEvent_t begin, end;
-    PRL_CUDA_CHECK(cudaEventCreate(&begin));
-    PRL_CUDA_CHECK(cudaEventCreate(&end));
-    std::vector<float> times;
-    constexpr int kGroup = 5;  // hides what the host does between calls, as a training step does
-    for (int i = 0; i < 16; ++i) {
-      PRL_CUDA_CHECK(cudaEventRecord(begin, stream));
-      for (int j = 0; j < kGroup; ++j) work(i * kGroup + j);
-      PRL_CUDA_CHECK(cudaEventRecord(end, stream));
-      PRL_CUDA_CHECK(cudaEventSynchronize(end));
-      float ms = 0;
-      PRL_CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
-      if (i >= 2) times.push_back(ms / kGroup);
-    }
-    std::ranges::sort(times);
-    PRL_CUDA_CHECK(cudaEventDestroy(begin));
-    PRL_CUDA_CHECK(cudaEventDestroy(end));
-    return static_cast<double>(times[times.size() / 2]);
-  }
 
   void train(std::int64_t Hq, std::int64_t Hkv, std::int64_t D, std::int32_t sequences, std::int32_t length) {
     const std::int64_t T = static_cast<std::int64_t>(sequences) * length;
