@@ -71,7 +71,7 @@ class CudaHostLink final : public HostLink {
       if (memory == nullptr) fail(ErrorCode::kOutOfMemory, "[host memory] wanted {} bytes beside {}", bytes, to_string(cuda_.device()));
       return {memory, [](void* p) { std::free(p); }};
     }
-    const char* why = "";
+    std::string why;
     std::shared_ptr<void> memory = allocate_page_locked(size, why);
     if (memory == nullptr)
       fail(ErrorCode::kOutOfMemory,

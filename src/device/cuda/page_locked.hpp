@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 
 namespace prl::cuda {
 
@@ -10,6 +11,6 @@ namespace prl::cuda {
 ///
 /// The driver's own allocation clears and locks page after page by one thread, 2 GB/s where it was measured. Large memory is made of huge
 /// pages here, which several threads touch first, and locked then: 19 GB/s.
-std::shared_ptr<void> allocate_page_locked(std::size_t bytes, const char*& why);
+std::shared_ptr<void> allocate_page_locked(std::size_t bytes, std::string& why);
 
 }  // namespace prl::cuda

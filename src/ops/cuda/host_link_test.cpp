@@ -7,6 +7,7 @@
 #include <numeric>
 #include <vector>
 
+#include "base/error.hpp"
 #include "device/device.hpp"
 
 namespace prl {
@@ -67,6 +68,18 @@ TEST(CudaHostLink, WaitsForItsCopiesAndLeavesItsMemory) {
   const auto* bytes = static_cast<const unsigned char*>(host.get());
   EXPECT_EQ(std::accumulate(bytes, bytes + kSize, std::uint64_t{0}), 0u);
   runtime->deallocate(buffer, kSize);
+}
+
+/// A system that ran out of memory would end the process.
+TEST(CudaHostLink, SaysWhatWasWantedWhenHostMemoryEnds) {
+  const auto link = make_host_link(make_cuda_runtime(), true);
+  try {
+    link->allocate(make_cpu_runtime()->bytes_available() + (std::size_t{8} << 30));
+    FAIL() << "there is no such memory";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
+    EXPECT_NE(std::string(error.what()).find("bytes of host memory are available"), std::string::npos) << error.what();
+  }
 }
 
 }  // namespace
