@@ -13,6 +13,7 @@
 #include <string>
 
 #include "base/error.hpp"
+#include "device/cgroup_memory.hpp"
 #include "device/device.hpp"
 #include "device/medium_blocks.hpp"
 
@@ -34,21 +35,6 @@ std::size_t available_ram() {
     if (key == "MemAvailable:") return kib * 1024;
   }
   return std::numeric_limits<std::size_t>::max();
-}
-
-bool read_number(const char* path, std::size_t& out) {
-  std::ifstream file(path);
-  return static_cast<bool>(file >> out);
-}
-
-/// What the cgroup (v2, then v1) still allows; the largest number where there is no limit.
-std::size_t available_in_cgroup() {
-  std::size_t limit = 0, used = 0;
-  const bool v2 = read_number("/sys/fs/cgroup/memory.max", limit) && read_number("/sys/fs/cgroup/memory.current", used);
-  const bool v1 = !v2 && read_number("/sys/fs/cgroup/memory/memory.limit_in_bytes", limit) &&
-                  read_number("/sys/fs/cgroup/memory/memory.usage_in_bytes", used);
-  if (!v2 && !v1) return std::numeric_limits<std::size_t>::max();
-  return limit > used ? limit - used : 0;
 }
 
 /// Size a large block is rounded to: whole huge pages, and above 32 of them sixteenths of a power of two, so that blocks of nearly
@@ -95,7 +81,7 @@ class CpuRuntime final : public DeviceRuntime {
   std::size_t bytes_in_use() const noexcept override { return in_use_.load(std::memory_order_relaxed); }
   std::size_t peak_bytes() const noexcept override { return peak_.load(std::memory_order_relaxed); }
   std::size_t bytes_available() const override {
-    const std::size_t fresh = std::min(available_ram(), available_in_cgroup());
+    const std::size_t fresh = std::min(available_ram(), available_in_cgroup("/sys/fs/cgroup"));
     std::lock_guard lock(mutex_);
     const std::size_t kept = kept_bytes_ + medium_.bytes_waiting();
     return fresh > std::numeric_limits<std::size_t>::max() - kept ? fresh : fresh + kept;

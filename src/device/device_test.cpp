@@ -1,17 +1,22 @@
 #include "device/device.hpp"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <limits>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/error.hpp"
+#include "device/cgroup_memory.hpp"
 #include "device/medium_blocks.hpp"
 
 namespace prl {
@@ -115,6 +120,33 @@ TEST(CpuRuntime, ReportsAvailableMemory) {
   auto runtime = make_cpu_runtime();
   EXPECT_GT(runtime->bytes_available(), std::size_t{1} << 20);
   EXPECT_LT(runtime->bytes_available(), std::size_t{1} << 46);
+}
+
+TEST(CgroupMemory, CountsPagesOfFilesAsFree) {
+  const std::filesystem::path root = std::filesystem::temp_directory_path() / ("prl-cgroup-" + std::to_string(::getpid()));
+  const auto put = [&](const char* name, const char* text) {
+    std::filesystem::create_directories((root / name).parent_path());
+    std::ofstream(root / name) << text;
+  };
+  EXPECT_EQ(available_in_cgroup(root), std::numeric_limits<std::size_t>::max()) << "no cgroup";
+  put("memory/memory.limit_in_bytes", "1000\n");
+  put("memory/memory.usage_in_bytes", "900\n");
+  EXPECT_EQ(available_in_cgroup(root), 100u);
+  put("memory/memory.stat", "cache 700\ninactive_file 1\nactive_file 1\ntotal_inactive_file 300\ntotal_active_file 200\n");
+  EXPECT_EQ(available_in_cgroup(root), 600u);
+  put("memory.max", "max\n");
+  put("memory.current", "5000\n");
+  EXPECT_EQ(available_in_cgroup(root), 600u) << "v2 without a limit";
+  put("memory.max", "6000\n");
+  EXPECT_EQ(available_in_cgroup(root), 1000u);
+  put("memory.stat", "anon 1500\nfile 3500\ninactive_file 2000\nactive_file 1000\nshmem 500\n");
+  EXPECT_EQ(available_in_cgroup(root), 4000u);
+  put("memory.stat", "inactive_file 9000\n");  // read after memory.current, it may say more
+  EXPECT_EQ(available_in_cgroup(root), 6000u);
+  put("memory.current", "7000\n");
+  put("memory.stat", "");
+  EXPECT_EQ(available_in_cgroup(root), 0u);
+  std::filesystem::remove_all(root);
 }
 
 TEST(CpuRuntime, MeasuresTheTimeBetweenMarks) {
