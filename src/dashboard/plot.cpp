@@ -21,14 +21,16 @@ namespace {
 constexpr std::size_t kMaxPoints = 4000;
 
 [[noreturn]] void fail_unknown(const std::vector<std::unique_ptr<RunView>>& runs, const std::string& name) {
-  std::set<std::string> near, all;
+  std::set<std::string> near, means, all;
   for (const auto& run : runs)
     for (const auto& [key, series] : run->series_store().all()) {
       if (key.name.find(name.substr(name.find(':') + 1)) != std::string::npos) near.insert(key.name);
-      if (key.name.ends_with("/mean") && key.name.find("/all/") != std::string::npos) all.insert(key.name);
+      if (key.name.ends_with("/mean") && key.name.find("/all/") != std::string::npos) means.insert(key.name);
+      all.insert(key.name);
     }
   constexpr std::size_t kMaxNames = 12;
-  const std::set<std::string>& shown = near.empty() ? all : near;
+  const std::set<std::string>& shown = !near.empty() ? near : !means.empty() ? means : all;
+  if (shown.empty()) fail(ErrorCode::kNotFound, "no run has the metric '{}': there are no steps yet", name);
   const std::vector<std::string> names(shown.begin(),
                                        std::next(shown.begin(), static_cast<std::ptrdiff_t>(std::min(shown.size(), kMaxNames))));
   fail(ErrorCode::kNotFound, "no run has the metric '{}'; there are, among others: {}", name, fmt::join(names, ", "));

@@ -322,12 +322,20 @@ TEST(Plot, ShortNamesAndUnknownOnes) {
   options.metrics = {"reward"};
   EXPECT_THAT(plot_runs({run.folder()}, options), HasSubstr("reward/all/mean"));
   options.metrics = {"rewart"};
-  try {
-    plot_runs({run.folder()}, options);
-    FAIL() << "an unknown metric was drawn";
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("reward/all/mean"));
-  }
+  const auto refusal = [&](const RunFiles& of) {
+    try {
+      plot_runs({of.folder()}, options);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("an unknown metric was drawn");
+  };
+  EXPECT_THAT(refusal(run), HasSubstr("there are, among others: reward/all/mean"));
+  const RunFiles tuned("plot-sft"), fresh("plot-fresh");
+  tuned.write("metrics.jsonl", metrics_row(1, "trainer", "loss/mean", 0.5));
+  EXPECT_THAT(refusal(tuned), HasSubstr("there are, among others: loss/mean"));
+  fresh.write("run.json", "{}");
+  EXPECT_THAT(refusal(fresh), HasSubstr("there are no steps yet"));
 }
 
 }  // namespace
