@@ -110,6 +110,10 @@ std::optional<std::string> console_line(const std::string& role, const std::stri
     if (line.size() > 8 && line.compare(8, mark.size(), mark) == 0) return line;
     if (line.find(fmt::format("\"message\":\"{}", progress)) != std::string::npos) return line;
   }
+  // A score is shown as the role writes it.
+  const std::size_t score = line.find(" Evaluated ");
+  if (score != std::string::npos && (line.compare(8, 9, " SUCCESS ") == 0 || line.find("\"level\":\"SUCCESS\"") != std::string::npos))
+    return line;
   for (const std::string_view level : {"WARNING", "ERROR"}) {
     if (line.find(fmt::format("\"level\":\"{}\"", level)) != std::string::npos) return line;
     // "10:00:00   ERROR text": nine bytes of time, then the level to the right of seven.
@@ -292,6 +296,11 @@ const Supervisor::Child* Supervisor::find_failure() {
     if (!child->status || child->is_lost || child->restart_at || child->was_told_to_end || (child->is_clean() && child->spec.must_finish))
       continue;
     if (plan_restart(*child)) continue;
+    if (child->spec.is_optional) {
+      log::warning("{}. The run goes on without it", describe_failure(*child));
+      child->is_lost = true;
+      continue;
+    }
     // A role that was killed is why others of its kind ended with an error, even if they are seen first.
     if (failed == nullptr || (WIFSIGNALED(*child->status) && !WIFSIGNALED(*failed->status))) failed = child.get();
   }

@@ -28,6 +28,7 @@ struct ChildSpec {
   std::filesystem::path log_file;          ///< stdout and stderr are added to it
   bool echo = false;                       ///< also print all of it here; else warnings and errors alone, with the role's name
   bool must_finish = true;                 ///< the run ends well when all of these have exited with 0
+  bool is_optional = false;                ///< the others go on without it if it fails and is not started again
   /// How many failed children of the same group the others can do without (the same value in all of them). A failed one is restarted
   /// after `backoff`, which doubles each time, with the variable PRL_JOIN.
   int max_losses = 0;

@@ -83,6 +83,35 @@ TEST(Supervisor, ARoleThatResumesIsStartedAgainAfterASignalAloneAndKnowsHowOften
   EXPECT_FALSE(strict.was_killed("resumes"));
 }
 
+TEST(Supervisor, TheOthersGoOnWithoutAnOptionalChild) {
+  // Killed whenever it is started; the other one is done when it has been given up.
+  const std::filesystem::path count = std::filesystem::temp_directory_path() / fmt::format("prl_supervisor_optional_{}", ::getpid());
+  std::filesystem::remove(count);
+  ChildSpec optional = shell("optional", fmt::format("echo x >> {}; kill -9 $$", count.string()));
+  optional.is_optional = true;
+  optional.max_restarts = 1;
+  optional.restarts_after_signals_only = true;
+  ::testing::internal::CaptureStderr();
+  Supervisor supervisor;
+  supervisor.start(optional);
+  supervisor.start(shell("needed", fmt::format("until [ \"$(wc -l < {})\" = 2 ]; do sleep 0.05; done; sleep 0.5; exit 0", count.string())));
+  EXPECT_EQ(supervisor.run({}), std::nullopt);
+  const std::string told = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(told.find("optional was killed by signal 9"), std::string::npos) << told;
+  EXPECT_NE(told.find("prl_supervisor_optional.log. The run goes on without it"), std::string::npos) << told;
+  EXPECT_EQ(told.find("goes on without it"), told.rfind("goes on without it")) << "told once: " << told;
+  EXPECT_EQ(read_file(count), "x\nx\n");
+  std::filesystem::remove(count);
+  // The one that is needed ends the run as ever.
+  optional.argv[2] = "exec sleep 60";
+  Supervisor strict;
+  strict.start(optional);
+  strict.start(shell("needed", "exit 3"));
+  const auto failure = strict.run({});
+  ASSERT_TRUE(failure.has_value());
+  EXPECT_NE(failure->find("needed"), std::string::npos) << *failure;
+}
+
 TEST(Supervisor, AStoppedChildIsReplacedOrGoesOnWhenItIsContinued) {
   // Stops itself the first time and would never go on.
   ChildSpec child = shell("stopped", "[ -n \"$PRL_RESTARTS\" ] || kill -STOP $$; echo restarts \"$PRL_RESTARTS\"");
@@ -188,6 +217,9 @@ TEST(Supervisor, ShowsWarningsAndErrorsOfEveryRole) {
   EXPECT_EQ(console_line("inference", "10:00:00   ERROR [x] no"), "10:00:00   ERROR [inference] [x] no");
   const std::string json = R"({"timestamp":1.0,"level":"WARNING","message":"slow"})";
   EXPECT_EQ(console_line("inference", json), json);
+  for (const std::string score : {"10:00:00 SUCCESS [eval] [step 2] Evaluated gsm8k in 1.00s (Avg@1=0.5)",
+                                  R"({"level":"SUCCESS","message":"[eval] [step 2] Evaluated gsm8k in 1.00s"})"})
+    EXPECT_EQ(console_line("evals", score), score);
   const std::string progress = "10:00:00    INFO collecting batch 3: 2/16 rollouts, 8 in flight, policy v2";
   EXPECT_EQ(console_line("orchestrator", progress), progress);
   for (const char* line : {"", "10:00:00    INFO a WARNING in the text", "10:00:00 SUCCESS done", R"({"level":"INFO"})"})
