@@ -99,6 +99,7 @@ int run_saving_role(const config::ParsedCommand& parsed, const char* lock_name, 
   std::optional<launch::RunLock> lock;
   launch::PreparedFolder prepared;
   std::filesystem::path log;
+  bool prepares = false;
   if (!launch::is_folder_prepared(config.output_dir)) {
     const launch::RankEnv rank = launch::rank_env();
     // A first rank that died before all had met is started again: its folder is ready, and the others may have begun.
@@ -114,6 +115,7 @@ int run_saving_role(const config::ParsedCommand& parsed, const char* lock_name, 
         throw;
       }
       log = log_file(config.log, config.output_dir, parsed);
+      prepares = true;
     } else {
       prepared.is_finished = launch::wait_for_start(rank, start_timeout(config));
     }
@@ -121,7 +123,7 @@ int run_saving_role(const config::ParsedCommand& parsed, const char* lock_name, 
   launch::setup_logging(config.log, log);
   for (const std::string& note : prepared.notes) prl::log::warning("{}", note);
   if (prepared.is_finished) return 0;
-  if (!log.empty()) config::write_resolved(*parsed.command, config, loaded.provenance);
+  if (prepares) config::write_resolved(*parsed.command, config, loaded.provenance);
   std::unique_ptr<dashboard::PageServer> page;
   if constexpr (requires { config.dashboard; }) {
     if (lock)
@@ -206,7 +208,11 @@ int run_sft(const config::ParsedCommand& parsed) {
            "@ "
            "sft.toml`, or add a [slurm] section, which does",
            nodes->num_nodes);
-    const bool is_launcher = node != nullptr && node->num_gpus > 1 && !launch::rank_env().is_told;
+    const launch::RankEnv rank = launch::rank_env();
+    const bool is_launcher = node != nullptr && (node->num_gpus > 1 || config.eval) && !rank.is_told;
+    if (config.eval && !is_launcher && rank.is_first() && !launch::is_folder_prepared(config.output_dir))
+      log::warning("ranks that are started one by one have no process that evaluates: start `prl evals @ {}` where it sees that folder",
+                   (config.output_dir / "configs" / "evals.json").string());
     return is_launcher ? launch::run_sft_ranks(config, stop) : launch::run_sft_role(config, stop);
   });
 }
@@ -218,7 +224,9 @@ int run_eval(const config::ParsedCommand& parsed) {
 }
 int run_evals(const config::ParsedCommand& parsed) {
   return run_role<config::EvalsConfig>(parsed, [&](const auto& loaded, auto stop) {
-    config::write_resolved(*parsed.command, loaded.config, loaded.provenance);
+    if (loaded.config.inference) launch::apply_env_vars(loaded.config.inference->env_vars);
+    // A run that is evaluated has written it.
+    if (!launch::is_folder_prepared(loaded.config.output_dir)) config::write_resolved(*parsed.command, loaded.config, loaded.provenance);
     return launch::run_evals_role(loaded.config, find_path(loaded.raw, "client.base_url") != nullptr, stop);
   });
 }

@@ -192,10 +192,7 @@ class Canonicalizer {
       case Command::kSft: return sft(layer);
       case Command::kEval:
       case Command::kSynthesize: return eval(layer);
-      case Command::kEvals: {
-        if (Value* section = layer.find("eval")) eval_section(*section, "eval.");
-        return;
-      }
+      case Command::kEvals: return evaluations(layer);
       case Command::kChat: {
         if (Value* sampling = layer.find("sampling")) renames(*sampling, Scope::kSampling, "sampling.");
         return;
@@ -268,7 +265,13 @@ class Canonicalizer {
     renames(layer, Scope::kSft, "");
     resume(layer, "");
     if (Value* model = layer.find("model")) trainer_model(*model, "model.");
+    evaluations(layer);
+  }
+
+  /// Of a run, or of a process that follows one.
+  void evaluations(Value& layer) {
     if (Value* eval = layer.find("eval")) eval_section(*eval, "eval.");
+    if (Value* engine = layer.find("inference")) inference(*engine, "inference.");
   }
 
   void eval(Value& layer) {

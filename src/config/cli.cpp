@@ -273,6 +273,8 @@ void check_resolved_place(Command command, const C& config) {
   const std::filesystem::path folder = output_dir_of(config) / "configs";
   std::vector<std::string> names{std::string(command_name(command))};
   if constexpr (std::is_same_v<C, RlConfig>) names.insert(names.end(), {"trainer", "orchestrator", "inference", "teacher_inference"});
+  if constexpr (std::is_same_v<C, SftConfig>)
+    if (config.eval) names.emplace_back("evals");
   for (const std::string& name : names) {
     // In the opposite order of their making: another process may be writing the same pair.
     for (const char* extension : {".json", ".toml"}) {
@@ -306,6 +308,12 @@ std::vector<std::filesystem::path> write_resolved(Command command, const C& conf
   std::filesystem::create_directories(folder);
   std::vector<std::filesystem::path> written;
   write_pair(folder, std::string(command_name(command)), ops_of<C>(), &config, &provenance, written);
+  if constexpr (std::is_same_v<C, SftConfig>) {
+    if (config.eval) {
+      const EvalsConfig evals = evals_of(config);
+      write_pair(folder, "evals", ops_of<EvalsConfig>(), &evals, nullptr, written);
+    }
+  }
   return written;
 }
 
@@ -390,6 +398,7 @@ template std::vector<std::filesystem::path> write_resolved(Command, const Synthe
 
 template std::string secrets_of(const RlConfig&);
 template std::string secrets_of(const SftConfig&);
+template std::string secrets_of(const EvalsConfig&);
 template std::string secrets_of(const TrainerConfig&);
 template std::string secrets_of(const OrchestratorConfig&);
 template std::string secrets_of(const InferenceConfig&);

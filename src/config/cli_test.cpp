@@ -90,6 +90,22 @@ TEST_F(CliFiles, NoFileOfTheUserIsReplaced) {
   for (int i = 0; i < 2; ++i) EXPECT_TRUE(finish_early(Command::kRl, rl)) << "its own give way";
 }
 
+TEST_F(CliFiles, TheEvaluationsOfAFineTuningRunGetAFileOfTheirOwn) {
+  const auto sft = load_line<SftConfig>(
+      "sft --model.name ./m --data.name d.jsonl --max-steps 9 --dry-run --eval.env.0.id gsm8k --output-dir " + folder_.string());
+  EXPECT_TRUE(finish_early(Command::kSft, sft));
+  const EvalsConfig wanted = evals_of(sft.config);
+  const auto found = load_line<EvalsConfig>("evals @ " + (folder_ / "configs/evals.json").string());
+  const auto text = [](const EvalsConfig& config) { return to_json(dump(ops_of<EvalsConfig>(), &config, NullStyle::kAlways)); };
+  EXPECT_EQ(text(found.config), text(wanted));
+  EXPECT_THAT(found.warnings, ::testing::IsEmpty());
+  std::filesystem::remove_all(folder_ / "configs");
+  std::filesystem::create_directories(folder_ / "configs");
+  write_file_atomic(folder_ / "configs/evals.toml", "# mine\n");
+  EXPECT_THROW(finish_early(Command::kSft, sft), Error);
+  EXPECT_EQ(read_file(folder_ / "configs/evals.toml"), "# mine\n");
+}
+
 TEST_F(CliFiles, ASavedConfigurationCanBeVaried) {
   const std::string rl = "rl --model.name ./m --inference --max-steps 9 --seq-len 512 --ckpt.interval 3 ";
   for (const char* flags : {"--max-steps 2",
@@ -125,7 +141,9 @@ TEST_F(CliFiles, ASavedConfigurationCanBeVaried) {
                           "--orchestrator.train.env.0.data b.jsonl --no-deterministic");
   for (const char* flags :
        {"--max-steps 2", "--output-dir other", "--data.seq-len 64", "--bench", "--model.name ./other", "--val.interval 7"})
-    expect_varies<SftConfig>(Command::kSft, folder_, "sft --model.name ./m --data.name d.jsonl --max-steps 9 ", flags);
+    for (const char* eval : {"", "--eval.env.0.id gsm8k "})
+      expect_varies<SftConfig>(Command::kSft, folder_, fmt::format("sft --model.name ./m --data.name d.jsonl --max-steps 9 {}", eval),
+                               flags);
   for (const char* flags :
        {"--max-steps 2", "--loss.clip-ratio 4", "--loss.type cispo", "--output-dir other", "--bench", "--optim.type muon"})
     expect_varies<TrainerConfig>(Command::kTrainer, folder_, "trainer --model.name ./m --max-steps 9 ", flags);

@@ -296,6 +296,31 @@ struct InferenceConfig {
   }
 };
 
+/// The engine that a process of evaluations has for itself. Nobody else asks it: what is about a server has no effect.
+struct EvalEngineConfig : InferenceConfig {
+  static constexpr Status kNoServer = inert("the engine is in the process of the evaluations, which alone asks it");
+  static constexpr Status kOneEngine = inert("one engine evaluates");
+  static constexpr Status kNoAdapters = inert("an adapter that is trained is evaluated without it");
+  static constexpr StatusBelow kStatusBelow[] = {{"server", kNoServer},
+                                                 {"model.served_name", kNoServer},
+                                                 {"model.enable_auto_tool_choice", inert("environments decide whether there are tools")},
+                                                 {"model.generation_config", inert("eval.sampling says how replies are sampled")},
+                                                 {"parallel", kOneEngine},
+                                                 {"api_server_count", kOneEngine},
+                                                 {"backend_port", kOneEngine},
+                                                 {"deployment", kOneEngine},
+                                                 {"slurm", inert("it is a part of the run's job")},
+                                                 {"weight_broadcast", inert("weights are read from files")},
+                                                 {"output_dir", inert("the run's output_dir says it")},
+                                                 {"log", inert("the run's log says it")},
+                                                 {"dry_run", inert("the run's dry_run says it")},
+                                                 {"enable_lora", kNoAdapters},
+                                                 {"max_loras", kNoAdapters},
+                                                 {"max_cpu_loras", kNoAdapters},
+                                                 {"max_lora_rank", kNoAdapters},
+                                                 {"lora_modules", inert("the trained model alone is evaluated")}};
+};
+
 /// Processes with an engine that `config` asks for: each answers HTTP itself.
 inline int num_engines(const InferenceConfig& config) { return std::max(config.parallel.dp, config.api_server_count); }
 

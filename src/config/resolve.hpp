@@ -54,6 +54,9 @@ struct Resolution {
 template <class C>
 Resolution<C> resolve(Value raw, const Context& context);
 
+/// What the process that evaluates a run of `prl sft` is given; the run has an [eval] section.
+EvalsConfig evals_of(const SftConfig& config);
+
 template <>
 Resolution<RlConfig> resolve(Value raw, const Context& context);
 template <>

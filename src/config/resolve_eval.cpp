@@ -53,6 +53,22 @@ void check_common(C& config, const Check& check) {
 
 }  // namespace
 
+namespace detail {
+
+void check_evaluations(OnlineEvalConfig& eval, const Check& check) {
+  check_envs(eval.env, check);
+  check_request_sampling(eval.sampling, check.sub("sampling"));
+}
+
+void check_eval_engine(EvalEngineConfig& engine, const std::string& name, std::string_view key, const Check& check) {
+  if (check.is_set("model.name") && engine.model.name != name)
+    check.problem("model.name", fmt::format("is another model than {}, which is {}; leave it out", key, name));
+  engine.model.name = name;
+  check_inference(engine, check);
+}
+
+}  // namespace detail
+
 template <>
 Resolution<EvalConfig> resolve(Value raw, const Context& context) {
   std::set<std::string> inherited = detail::inherit_sampling(&raw, "");
@@ -77,9 +93,11 @@ Resolution<EvalsConfig> resolve(Value raw, const Context& context) {
   resolution.report.decisive.merge(inherited);
   EvalsConfig& config = resolution.config;
   const Check check(raw, "", resolution.report, context);
-  check_envs(config.eval.env, check.sub("eval"));
-  check_request_sampling(config.eval.sampling, check.sub("eval.sampling"));
-  check_server(config.client, config.model, check);
+  detail::check_evaluations(config.eval, check.sub("eval"));
+  if (config.inference)
+    detail::check_eval_engine(*config.inference, config.model, "model", check.sub("inference"));
+  else
+    check_server(config.client, config.model, check);
   detail::check_wandb(config.wandb, check);
   if (config.online && !config.online->broadcasts_dir)
     check.problem("online.broadcasts_dir", "is needed: the folder of step_N weights that the run writes, OUT/broadcasts or OUT/weights");

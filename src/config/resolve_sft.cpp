@@ -1,7 +1,11 @@
 #include <fmt/core.h>
 
+#include <set>
+#include <string>
+
 #include "config/bind.hpp"
 #include "config/detail/check.hpp"
+#include "config/detail/sampling.hpp"
 
 namespace prl::config {
 namespace {
@@ -35,16 +39,78 @@ void check_deployment(const SftConfig& config, const Check& check) {
     detail::check_ranks(config.model, "", std::get<SftSingleNode>(config.deployment).num_gpus, check);
 }
 
+/// The process that evaluates: its environments, its engine and where that is.
+void check_evaluation(SftConfig& config, const Check& check) {
+  auto* node = std::get_if<SftSingleNode>(&config.deployment);
+  if (!config.eval) {
+    constexpr std::string_view kWhy = "there are no evaluations without [eval]";
+    constexpr detail::Inert kKeys[] = {{"inference", kWhy}, {"deployment.num_infer_gpus", kWhy}, {"log.vf_level", kWhy}};
+    return detail::warn_inert(ops_of<SftConfig>(), &config, kKeys, check);
+  }
+  detail::check_evaluations(*config.eval, check.sub("eval"));
+  if (config.model.debug.random_init || config.model.debug.num_layers)
+    check.problem(config.model.debug.random_init ? "model.debug.random_init" : "model.debug.num_layers",
+                  "makes another model than that of the folder, which [eval] needs; make one with `prl init-model`");
+  if (config.tokenizer.name && *config.tokenizer.name != config.model.name)
+    check.warn("tokenizer.name", fmt::format("evaluations read text as the tokenizer in {} does", config.model.name));
+  if (!config.inference) config.inference = EvalEngineConfig{};
+  const Check engine = check.sub("inference");
+  if (!engine.is_set("compute.device") && (config.compute.device == DeviceKind::kCpu || (node != nullptr && node->num_infer_gpus == 0)))
+    config.inference->compute.device = DeviceKind::kCpu;
+  if (!engine.is_set("model.chat_template")) config.inference->model.chat_template = config.tokenizer.chat_template;
+  detail::check_eval_engine(*config.inference, config.model.name, "model.name", engine);
+  if (node == nullptr) return;
+  if (node->num_infer_gpus > 1) check.not_built("deployment.num_infer_gpus", "evaluations on several GPUs; use 1");
+  if (node->num_infer_gpus == 0 && config.inference->compute.device == DeviceKind::kCuda)
+    check.problem("inference.compute.device", "is cuda, but deployment.num_infer_gpus is 0: evaluations need a GPU of their own");
+}
+
 }  // namespace
+
+EvalsConfig evals_of(const SftConfig& config) {
+  EvalsConfig evals;
+  evals.model = config.model.name;
+  evals.eval = *config.eval;
+  evals.eval.cancel_inflight_rollouts_on_eval = false;
+  // Only what an engine in a process has a use for.
+  EvalEngineConfig& engine = evals.inference.emplace();
+  if (config.inference) {
+    engine.model = config.inference->model;
+    engine.kv = config.inference->kv;
+    engine.compute = config.inference->compute;
+    engine.max_num_seqs = config.inference->max_num_seqs;
+    engine.max_num_batched_tokens = config.inference->max_num_batched_tokens;
+    engine.enable_prefix_caching = config.inference->enable_prefix_caching;
+    engine.enable_chunked_prefill = config.inference->enable_chunked_prefill;
+    engine.gpu_memory_utilization = config.inference->gpu_memory_utilization;
+    engine.seed = config.inference->seed;
+    engine.lora_dtype = config.inference->lora_dtype;
+    engine.env_vars = config.inference->env_vars;
+  }
+  engine.env_vars.insert(config.env_vars.begin(), config.env_vars.end());
+  EvalsOnlineConfig& online = evals.online.emplace();
+  online.broadcasts_dir = config.output_dir / "broadcasts";
+  online.max_steps = config.max_steps;
+  if (config.ckpt && config.ckpt->resume_step && *config.ckpt->resume_step > 0) online.resume_step = *config.ckpt->resume_step;
+  online.timeout = 30.0 * 86400;  // the run that starts the process ends it, too
+  online.every_step = online.remove_evaluated = true;
+  evals.output_dir = config.output_dir;
+  evals.log = config.log;
+  evals.file_monitor = config.file_monitor;
+  return evals;
+}
 
 template <>
 Resolution<SftConfig> resolve(Value raw, const Context& context) {
+  std::set<std::string> inherited = detail::inherit_sampling(raw.find("eval"), "eval.");
   auto resolution = detail::bind_all<SftConfig>(raw);
+  resolution.report.decisive.merge(inherited);
   SftConfig& config = resolution.config;
   const Check check(raw, "", resolution.report, context);
   if (config.bench) {
     config.max_steps = detail::kBenchSteps;
     config.ckpt.reset();
+    config.eval.reset();
     if (config.wandb) detail::mark_bench(*config.wandb);
   }
   const int seq_len = std::visit([](const auto& data) { return data.seq_len; }, config.data);
@@ -56,6 +122,7 @@ Resolution<SftConfig> resolve(Value raw, const Context& context) {
   if (const auto* nodes = std::get_if<SftMultiNode>(&config.deployment))
     detail::choose_copies(config.model, "", nodes->num_nodes, nodes->nodes_per_fsdp_group, check);
   check_deployment(config, check);
+  check_evaluation(config, check);
   detail::check_trainer_model(config.model, config.optim, check);
   detail::check_schedule(config.scheduler, config.optim, config.max_steps, check);
   detail::check_ckpt(config.ckpt, check);

@@ -639,6 +639,47 @@ TEST(ResolveSft, DataAndModelAgreeOnLengths) {
   EXPECT_THAT(load_line<SftConfig>("sft --deployment.num-gpus 8").not_built, IsEmpty());
 }
 
+TEST(ResolveSft, EvaluationsHaveAnEngineAndAPlaceOfTheirOwn) {
+  const std::string line = "sft --model.name ./m --data.name x.jsonl --output-dir out --max-steps 9 ";
+  const std::string with =
+      line + "--eval.env.0.id gsm8k --eval.interval 4 --eval.sampling.temperature 0.5 --eval.env.0.sampling.top-p 0.9 ";
+  const auto sft = load_line<SftConfig>(with + "--inference.max-num-seqs 8 --inference.model.max-model-len 512 --env-vars.A 1");
+  EXPECT_THAT(sft.not_built, IsEmpty());
+  EXPECT_EQ(sft.config.eval->env.at(0).sampling->temperature, 0.5);
+  const EvalsConfig evals = evals_of(sft.config);
+  EXPECT_EQ(evals.model, "./m");
+  EXPECT_EQ(evals.output_dir, "out");
+  EXPECT_EQ(evals.inference->model.name, "./m");
+  EXPECT_EQ(evals.inference->max_num_seqs, 8);
+  EXPECT_EQ(evals.inference->model.max_model_len, 512);
+  EXPECT_EQ(evals.inference->env_vars.at("A"), "1");
+  EXPECT_EQ(evals.online->broadcasts_dir, "out/broadcasts");
+  EXPECT_EQ(evals.online->max_steps, 9);
+  EXPECT_EQ(evals.online->resume_step, std::nullopt);
+  EXPECT_TRUE(evals.online->every_step && evals.online->remove_evaluated);
+  EXPECT_EQ(evals_of(load_line<SftConfig>(with + "--ckpt.resume-step 4").config).online->resume_step, 4);
+
+  const auto engine_device = [](const SftConfig& config) { return config.inference->compute.device; };
+  EXPECT_EQ(engine_device(sft.config), DeviceKind::kAuto);
+  EXPECT_EQ(engine_device(load_line<SftConfig>(with + "--compute.device cpu").config), DeviceKind::kCpu);
+  EXPECT_EQ(engine_device(load_line<SftConfig>(with + "--deployment.num-infer-gpus 0").config), DeviceKind::kCpu);
+  EXPECT_EQ(engine_device(load_line<SftConfig>(with + "--compute.device cpu --inference.compute.device cuda").config), DeviceKind::kCuda);
+  EXPECT_THAT(error_of<SftConfig>(with + "--deployment.num-infer-gpus 0 --inference.compute.device cuda"),
+              HasSubstr("inference.compute.device: is cuda, but deployment.num_infer_gpus is 0"));
+  EXPECT_THAT(load_line<SftConfig>(with + "--deployment.num-infer-gpus 2").not_built, Not(IsEmpty()));
+  EXPECT_THAT(error_of<SftConfig>(with + "--inference.model.name ./other"),
+              HasSubstr("inference.model.name: is another model than model.name, which is ./m"));
+  EXPECT_THAT(error_of<SftConfig>(with + "--model.debug.random-init"), HasSubstr("model.debug.random_init: makes another model"));
+  EXPECT_THAT(error_of<SftConfig>(with + R"(--eval.sampling.extra-body {"temperature":1})"),
+              HasSubstr("is also set as eval.sampling.temp"));
+  EXPECT_THAT(load_line<SftConfig>(with + "--inference.server.port 9").warnings, Contains(HasSubstr("inference.server.port")));
+  // Nothing is evaluated without the section.
+  EXPECT_THAT(load_line<SftConfig>(line + "--inference.max-num-seqs 8").warnings, Contains(HasSubstr("no evaluations without [eval]")));
+  EXPECT_THAT(load_line<SftConfig>(line + "--deployment.num-infer-gpus 3").warnings, Contains(HasSubstr("deployment.num_infer_gpus")));
+  EXPECT_THAT(load_line<SftConfig>(line + "--deployment.num-infer-gpus 1").warnings, IsEmpty());
+  EXPECT_FALSE(load_line<SftConfig>(with + "--bench").config.eval) << "speed is measured";
+}
+
 TEST(ResolveEval, ChecksWhatIsEvaluated) {
   EXPECT_THAT(error_of<EvalConfig>("eval --no-eval-base"), HasSubstr("there is nothing else to evaluate"));
   EXPECT_THAT(error_of<EvalConfig>("eval --client.base-url localhost:8000"), HasSubstr("must start with http://"));
@@ -670,6 +711,10 @@ TEST(ResolveTools, InitModelTakesAFolderAndChecksTheShape) {
       "evals --model m --eval.sampling.temperature 0.5 --eval.env.0.sampling.top-p 0.9 --online.broadcasts-dir out/weights");
   EXPECT_EQ(evals.config.eval.env.at(0).sampling->temperature, 0.5);
   EXPECT_THAT(error_of<EvalsConfig>("evals --model m --online.max-steps 4"), HasSubstr("online.broadcasts_dir: is needed"));
+  EXPECT_THAT(error_of<EvalsConfig>("evals --model m --client.base-url localhost"), HasSubstr("must start with http://"));
+  const auto own = load_line<EvalsConfig>("evals --model m --inference.model.dtype float32");
+  EXPECT_EQ(own.config.inference->compute.dtype, ComputeDType::kFloat32);
+  EXPECT_EQ(own.config.inference->model.name, "m");
   EXPECT_EQ(load_line<EnvServerConfig>("env-server --env.id some-env --address 0.0.0.0:7000").config.address, "0.0.0.0:7000");
   EXPECT_EQ(load_line<EnvCommandConfig>("env show some-env").config.target, "some-env");
   EXPECT_THAT(error_of<EnvCommandConfig>("env install"), HasSubstr("target: is needed"));

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "config/checkpoint_config.hpp"
+#include "config/inference_config.hpp"
 #include "config/model_config.hpp"
 #include "config/optim_config.hpp"
 #include "config/orchestrator_config.hpp"
@@ -127,8 +128,8 @@ struct SftSingleNode {
   template <class V>
   void visit(V& v) {
     v.field("num_gpus", num_gpus, "Ranks, one per GPU; on CPUs one process each", {.unit = "GPUs", .min = 1});
-    v.field("num_infer_gpus", num_infer_gpus, "GPUs of online evaluations",
-            {.unit = "GPUs", .min = 0, .status = inert("there are no evaluations while fine-tuning")});
+    v.field("num_infer_gpus", num_infer_gpus, "GPUs of the evaluations, after those of the ranks; 0 evaluates on the CPU",
+            {.unit = "GPUs", .min = 0});
   }
 };
 struct SftMultiNode {
@@ -141,7 +142,9 @@ struct SftMultiNode {
   void visit(V& v) {
     v.field("num_nodes", num_nodes, "Nodes, each with one `prl launch sft`", {.unit = "nodes", .min = 1, .max = 4096});
     v.field("num_infer_nodes", num_infer_nodes, "Nodes of online evaluations",
-            {.unit = "nodes", .min = 0, .status = inert("there are no evaluations while fine-tuning")});
+            {.unit = "nodes",
+             .min = 0,
+             .status = inert("`prl evals @ OUT/configs/evals.json` evaluates the run on any machine that sees its folder")});
     v.field("gpus_per_node", gpus_per_node, "GPUs of each node, a rank on each; on CPUs one process each",
             {.unit = "GPUs", .min = 1, .max = 1024});
     v.field("nodes_per_fsdp_group", nodes_per_fsdp_group,
@@ -159,7 +162,7 @@ struct SftConfig {
   SftData data;
   std::optional<SftValConfig> val;
   std::optional<OnlineEvalConfig> eval;
-  Value inference;
+  std::optional<EvalEngineConfig> inference;
   OptimConfig optim;
   SchedulerConfig scheduler;
   std::optional<TrainerCkptConfig> ckpt;
@@ -189,8 +192,9 @@ struct SftConfig {
   std::map<std::string, std::string> env_vars;
   std::optional<SlurmConfig> slurm;
   bool dry_run = false;
-  static constexpr StatusBelow kStatusBelow[] = {{"log.vf_level", inert("no environment runs here")},
-                                                 {"model.seq_len", inert("rows hold data.seq_len tokens")}};
+  static constexpr StatusBelow kStatusBelow[] = {
+      {"model.seq_len", inert("rows hold data.seq_len tokens")},
+      {"eval.cancel_inflight_rollouts_on_eval", inert("no rollouts of training are played here")}};
   template <class V>
   void visit(V& v) {
     v.field("model", model, "The trained model");
@@ -198,10 +202,8 @@ struct SftConfig {
     v.field("renderer", renderer, "How messages become tokens");
     v.field("data", data, "Training data");
     v.field("val", val, "Validation; none if not set");
-    v.field("eval", eval, "Evaluations while training; none if not set",
-            {.status = not_built("evaluations in the run itself", "follow it with `prl evals --online.broadcasts-dir OUT/weights`")});
-    v.field("inference", inference, "Server for evaluations while training",
-            {.status = not_built("evaluations in the run itself", "follow it with `prl evals --online.broadcasts-dir OUT/weights`")});
+    v.field("eval", eval, "Evaluations while training, in a process of their own; none if not set");
+    v.field("inference", inference, "Engine of these evaluations; defaults if not set");
     v.field("optim", optim, "Optimizer");
     v.field("scheduler", scheduler, "Learning-rate schedule");
     v.field("ckpt", ckpt, "Checkpoints; off if not set");

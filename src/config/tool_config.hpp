@@ -9,6 +9,7 @@
 
 #include "config/env_config.hpp"
 #include "config/eval_config.hpp"
+#include "config/inference_config.hpp"
 #include "config/model_config.hpp"
 #include "config/orchestrator_config.hpp"
 #include "config/schema.hpp"
@@ -546,6 +547,8 @@ struct EvalsOnlineConfig {
   std::optional<std::int64_t> max_steps;
   std::optional<std::int64_t> resume_step;
   double timeout = 86400;
+  bool every_step = false;
+  bool remove_evaluated = false;
   template <class V>
   void visit(V& v) {
     v.field("broadcasts_dir", broadcasts_dir, "The run's folder of step_N weights: broadcasts/ of RL, weights/ of checkpoints");
@@ -553,6 +556,9 @@ struct EvalsOnlineConfig {
     v.field("resume_step", resume_step, "Step the run resumed from: no earlier one is evaluated, nor the base model",
             {.unit = "steps", .min = 0});
     v.field("timeout", timeout, "Longest wait for the next step", {.unit = "seconds", .min = 0, .is_open_min = true});
+    v.field("every_step", every_step,
+            "Evaluate each step once, the oldest first, and none that the metrics file has a row of; else the newest one each time");
+    v.field("remove_evaluated", remove_evaluated, "Remove the weights of a step, and of those before it, when it is evaluated");
   }
 };
 
@@ -565,10 +571,12 @@ struct EvalsConfig {
   std::string model = "Qwen/Qwen3-0.6B";
   OnlineEvalConfig eval;
   ClientConfig client;
+  std::optional<EvalEngineConfig> inference;
   std::optional<EvalsOnlineConfig> online;
   std::optional<WeightBroadcast> weight_broadcast;
   std::filesystem::path output_dir = "outputs";
   LogConfig log;
+  FileMonitorConfig file_monitor;
   std::optional<WandbConfig> wandb;
   bool dry_run = false;
   template <class V>
@@ -576,13 +584,15 @@ struct EvalsConfig {
     v.field("model", model, "Name that the server serves, or a model folder for this process, if no server is named");
     v.field("eval", eval, "Environments and sampling");
     v.field("client", client, "The server");
+    v.field("inference", inference, "Engine in this process for the folder of the model; set, no server is asked");
     v.field("online", online, "Follow a training run");
     v.field("weight_broadcast", weight_broadcast, "How new weights arrive",
             {.status = inert("weights are read from online.broadcasts_dir")});
     v.field("output_dir", output_dir, "Folder of logs and results");
     v.field("log", log, "Logging");
+    v.field("file_monitor", file_monitor, "Metrics as JSONL");
     v.field("wandb", wandb, "Weights & Biases",
-            {.status = inert("metrics go to output_dir/metrics.jsonl alone; no run is kept for a later upload")});
+            {.status = inert("metrics go to a file of output_dir alone; no run is kept for a later upload")});
     v.field("dry_run", dry_run, "Check, write the resolved configuration and stop");
   }
 };

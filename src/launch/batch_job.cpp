@@ -219,6 +219,7 @@ BatchJob batch_job(const config::SftConfig& config) {
   BatchJob job = start_job(*config.slurm, "sft", config.output_dir);
   const auto* node = std::get_if<config::SftSingleNode>(&config.deployment);
   job.num_gpus = uses_gpu(config.compute) && node != nullptr ? node->num_gpus : 0;
+  if (node != nullptr && config.eval && uses_gpu(config.inference->compute)) job.num_gpus += node->num_infer_gpus;
   if (const auto* nodes = std::get_if<config::SftMultiNode>(&config.deployment)) {
     job.num_nodes = nodes->num_nodes;
     job.num_gpus = uses_gpu(config.compute) ? nodes->gpus_per_node : 0;

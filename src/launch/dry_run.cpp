@@ -84,6 +84,7 @@ void check_dry_run(const config::RlConfig& config) {
 }
 
 void check_dry_run(const config::SftConfig& config, std::optional<int> num_ranks) {
+  if (config.eval) check_environments(config.eval->env);
   if (config.slurm) {
     check_heads_here(config.model);
     return write_script_of(config);

@@ -18,8 +18,11 @@
 #include "launch/output_folder.hpp"
 #include "launch/results_folder.hpp"
 #include "launch/run_folder.hpp"
+#include "monitor/metrics_file.hpp"
 #include "monitor/sinks.hpp"
+#include "nn/peft.hpp"
 #include "orchestrator/metrics.hpp"
+#include "weights/weight_channel.hpp"
 
 namespace prl::launch {
 namespace fs = std::filesystem;
@@ -53,9 +56,12 @@ std::vector<std::pair<std::int64_t, fs::path>> checkpoints_of(const config::Eval
 struct FollowedRun {
   fs::path folder;
   std::int64_t first_step = 1;
+  std::int64_t resumed_from = 0;  ///< earlier steps may be missing
   std::optional<std::int64_t> last_step;
   milliseconds timeout{0};
   std::vector<std::int64_t> intervals;  ///< of each environment
+  bool takes_every_step = false;        ///< the oldest of those that are left each time, else the newest
+  bool removes_evaluated = false;
 
   /// The environments that are played at a step.
   std::vector<std::size_t> due_at(std::int64_t step) const {
@@ -69,29 +75,38 @@ struct FollowedRun {
 /// Whether all of a step's weights are there: broadcasts get a STABLE at the end, checkpoints their name.
 bool holds_weights(const fs::path& step) {
   if (fs::exists(step / "manifest.json") && !fs::exists(step / "STABLE")) return false;
-  return fs::exists(step / "model.safetensors") || fs::exists(step / "model.safetensors.index.json");
+  return fs::exists(step / "model.safetensors") || fs::exists(step / "model.safetensors.index.json") || fs::exists(step / nn::kPeftConfig);
 }
 
-/// The newest step after `step` at which something is played and whose weights are there.
-std::optional<std::int64_t> newest_due_after(const FollowedRun& run, std::int64_t step) {
-  std::optional<std::int64_t> newest;
+/// The next step after `step` at which something is played and whose weights are there.
+std::optional<std::int64_t> next_due_after(const FollowedRun& run, std::int64_t step) {
+  std::vector<std::int64_t> due;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(run.folder, error))
     if (const std::int64_t found = parse_step_dir(entry.path().filename().string());
-        found > std::max(step, newest.value_or(step)) && !run.due_at(found).empty() && holds_weights(entry.path()))
-      newest = found;
-  return newest;
+        found > step && !run.due_at(found).empty() && holds_weights(entry.path()))
+      due.push_back(found);
+  if (due.empty()) return std::nullopt;
+  return run.takes_every_step ? std::ranges::min(due) : std::ranges::max(due);
 }
+
+/// What `prl evals` adds to an evaluation.
+struct Extras {
+  std::optional<FollowedRun> followed = {};
+  std::optional<config::EvalEngineConfig> engine = {};
+  fs::path metrics_file = "metrics.jsonl";
+};
 
 /// All evaluations of one `prl eval` or `prl evals`.
 class Evaluation {
  public:
-  Evaluation(const config::EvalConfig& config, bool is_server_named, std::stop_token stop, std::optional<FollowedRun> followed = {})
+  Evaluation(const config::EvalConfig& config, bool is_server_named, std::stop_token stop, Extras extras = {})
       : config_(config),
         is_server_named_(is_server_named),
         stop_(std::move(stop)),
         checkpoints_(checkpoints_of(config)),
-        followed_(std::move(followed)) {
+        engine_(std::move(extras.engine)),
+        followed_(std::move(extras.followed)) {
     // What needs no model fails before one is loaded.
     const std::int64_t concurrency = config.max_concurrent.value_or(eval::kDefaultConcurrent);
     for (const config::EvalEnvConfig& entry : config.env)
@@ -106,15 +121,16 @@ class Evaluation {
     declared.declare(orchestrator::metric_infos());
     monitor_ = std::make_unique<monitor::Monitor>(std::move(declared), kEvalRows);
     fs::create_directories(config.output_dir);
-    OutputFolder(config.output_dir).claim(followed_ ? "evals" : "eval");
-    monitor_->add_sink(monitor::make_jsonl_sink(config.output_dir / "metrics.jsonl"));
+    if (!is_folder_prepared(config.output_dir)) OutputFolder(config.output_dir).claim(followed_ ? "evals" : "eval");
+    monitor_->add_sink(monitor::make_jsonl_sink(config.output_dir / extras.metrics_file));
   }
 
   int run() {
     subject_ = make_subject({.model = config_.model.name,
                              .client = config_.client,
                              .reasoning_field = config_.reasoning_field,
-                             .is_server_named = is_server_named_},
+                             .is_server_named = is_server_named_,
+                             .engine = engine_},
                             io_);
     if (!wait_until_ready(io_, *subject_, config_.sampling, to_ms(config_.client.wait_for_ready_timeout), stop_)) return 0;
     std::exception_ptr failure;
@@ -160,7 +176,8 @@ class Evaluation {
     log::info("following {}{}", run.folder.string(), run.last_step ? fmt::format(" until step {}", *run.last_step) : "");
     while (!stop_.stop_requested() && (!run.last_step || handled < *run.last_step)) {
       const auto now = std::chrono::steady_clock::now();
-      if (const std::optional<std::int64_t> step = newest_due_after(run, handled)) {
+      if (const std::optional<std::int64_t> step = next_due_after(run, handled)) {
+        if (run.takes_every_step) tell_passed_over(run, handled, *step);
         handled = *step;
         evaluate_step(run, *step);
         waiting_since = said = std::chrono::steady_clock::now();
@@ -179,6 +196,15 @@ class Evaluation {
     }
   }
 
+  /// Of a run that keeps only so many steps for evaluations.
+  static void tell_passed_over(const FollowedRun& run, std::int64_t handled, std::int64_t next) {
+    std::vector<std::int64_t> missed;
+    for (std::int64_t step = std::max(handled, run.resumed_from) + 1; step < next; ++step)
+      if (!run.due_at(step).empty()) missed.push_back(step);
+    if (!missed.empty())
+      log::warning("steps {} are not evaluated: training was faster, and their weights are not kept any more", list_of_steps(missed));
+  }
+
   void evaluate_step(const FollowedRun& run, std::int64_t step) {
     const fs::path folder = run.folder / fmt::format("step_{}", step);
     loaded_step_ = step;
@@ -189,7 +215,8 @@ class Evaluation {
       log::warning("step {} is left out: the run has removed {} meanwhile ({})", step, folder.string(), error.what());
       return;
     }
-    evaluate(step, run.due_at(step));
+    const bool is_done = evaluate(step, run.due_at(step));
+    if (is_done && run.removes_evaluated) weights::remove_broadcasts_until(run.folder, step);
   }
 
   /// However the evaluation ended: whoever asks the server next must not get the last checkpoint under the model's name.
@@ -268,7 +295,8 @@ class Evaluation {
     return plan;
   }
 
-  void evaluate(std::int64_t step, const std::vector<std::size_t>& of) {
+  /// False if one of the environments was not finished.
+  bool evaluate(std::int64_t step, const std::vector<std::size_t>& of) {
     const auto limiter = std::make_shared<eval::Limiter>(config_.max_concurrent.value_or(eval::kDefaultConcurrent));
     std::vector<PlannedEval> plans;
     std::vector<fs::path> folders;
@@ -301,18 +329,26 @@ class Evaluation {
         log::warning("{}{:.1f}% of the rollouts of {} failed and count as reward 0", prefix, done.result->error_mean * 100, name);
       log::info("results in {}", folders[i].string());
     };
-    for (const FinishedEval& done : run_together(io_, std::move(plans), stop_, on_done))
+    bool are_all_done = true;
+    for (const FinishedEval& done : run_together(io_, std::move(plans), stop_, on_done)) {
       if (done.result ? done.result->error_mean >= 1.0 : !stop_.stop_requested()) ++num_failed_;
-    if (!metrics.empty()) monitor_->log(step, metrics);
+      are_all_done = are_all_done && done.result;
+    }
+    // A row says that the step needs no evaluation any more, where a later start looks for one.
+    const bool is_left_over = !are_all_done && stop_.stop_requested() && followed_ && followed_->takes_every_step;
+    if (!metrics.empty() && !is_left_over) monitor_->log(step, metrics);
+    monitor_->sync();
     if (const auto after = stop_.stop_requested() ? version : subject_->policy_version(); version && after && *after != *version)
       log::warning("{} got other weights during the evaluation: policy version {} before, {} after it", subject_->base_url(), *version,
                    *after);
+    return are_all_done;
   }
 
   const config::EvalConfig& config_;
   bool is_server_named_;
   std::stop_token stop_;
   std::vector<std::pair<std::int64_t, fs::path>> checkpoints_;
+  std::optional<config::EvalEngineConfig> engine_;
   std::optional<FollowedRun> followed_;
   std::mutex wait_mutex_;
   std::condition_variable_any wait_;  ///< ended early by `stop_` alone
@@ -346,23 +382,39 @@ config::EvalConfig eval_config_of(const config::EvalsConfig& config) {
   return out;
 }
 
+namespace {
+
+FollowedRun followed_run(const config::EvalsConfig& config) {
+  const config::EvalsOnlineConfig& online = *config.online;
+  const bool skips = !online.resume_step || config.eval.skip_eval_on_resume;
+  FollowedRun followed{.folder = *online.broadcasts_dir,
+                       .first_step = online.resume_step.value_or(0) + (skips ? 1 : 0),
+                       .resumed_from = online.resume_step.value_or(0),
+                       .last_step = online.max_steps,
+                       .timeout = to_ms(online.timeout),
+                       .intervals = {},
+                       .takes_every_step = online.every_step,
+                       .removes_evaluated = online.remove_evaluated};
+  if (!fs::is_directory(fs::absolute(followed.folder).parent_path()))
+    fail(ErrorCode::kNotFound, "online.broadcasts_dir: {} is in no folder that exists", followed.folder.string());
+  for (const config::EvalEnvConfig& entry : config.eval.env) followed.intervals.push_back(entry.interval.value_or(config.eval.interval));
+  return followed;
+}
+
+}  // namespace
+
 int run_evals_role(const config::EvalsConfig& config, bool is_server_named, std::stop_token stop) {
   net::raise_fd_limit(65536);
-  std::optional<FollowedRun> followed;
-  if (config.online) {
-    const config::EvalsOnlineConfig& online = *config.online;
-    const bool skips = !online.resume_step || config.eval.skip_eval_on_resume;
-    followed = FollowedRun{.folder = *online.broadcasts_dir,
-                           .first_step = online.resume_step.value_or(0) + (skips ? 1 : 0),
-                           .last_step = online.max_steps,
-                           .timeout = to_ms(online.timeout),
-                           .intervals = {}};
-    if (!fs::is_directory(fs::absolute(followed->folder).parent_path()))
-      fail(ErrorCode::kNotFound, "online.broadcasts_dir: {} is in no folder that exists", followed->folder.string());
-    for (const config::EvalEnvConfig& entry : config.eval.env) followed->intervals.push_back(entry.interval.value_or(config.eval.interval));
+  config::EvalConfig of_eval = eval_config_of(config);
+  Extras extras{.engine = config.inference, .metrics_file = config.file_monitor.path};
+  if (config.online) extras.followed = followed_run(config);
+  if (config.online && config.online->every_step) {
+    // What is left from before a resume is evaluated too: its weights would not be there otherwise.
+    const auto last_row = monitor::last_row_of(config.output_dir / config.file_monitor.path, kEvalRows);
+    extras.followed->first_step = last_row.value_or(0) + 1;
+    of_eval.eval_base = of_eval.eval_base && !last_row;
   }
-  const config::EvalConfig of_eval = eval_config_of(config);
-  return Evaluation(of_eval, is_server_named, std::move(stop), std::move(followed)).run();
+  return Evaluation(of_eval, is_server_named, std::move(stop), std::move(extras)).run();
 }
 
 }  // namespace prl::launch

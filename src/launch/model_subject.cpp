@@ -28,12 +28,11 @@ json::object extra_fields(const config::EvalSamplingConfig& sampling) {
 class LocalSubject final : public ModelSubject {
  public:
   explicit LocalSubject(const SubjectOptions& options) {
-    config::InferenceConfig inference;
+    config::InferenceConfig inference = options.engine.value_or(config::EvalEngineConfig{});
     inference.model.name = options.model;
     // A template that writes tool calls or reasoning tells how the model's are read.
     inference.model.enable_auto_tool_choice = true;
-    inference.model.tool_call_parser = "auto";
-    inference.model.reasoning_parser = "auto";
+    if (!inference.model.reasoning_parser) inference.model.reasoning_parser = "auto";
     host_ = std::make_unique<EngineHost>(inference, make_runtime(inference.compute), 3);  // base_ as well
     if (!host_->text().renderer) fail(ErrorCode::kInvalidArgument, "{} has no chat template", options.model);
     base_ = host_->engine().weights();
@@ -143,7 +142,7 @@ class ServerSubject final : public ModelSubject {
 }  // namespace
 
 std::unique_ptr<ModelSubject> make_subject(SubjectOptions options, net::IoRuntime& io) {
-  if (!options.is_server_named && is_local_model(options.model)) return std::make_unique<LocalSubject>(options);
+  if (options.engine || (!options.is_server_named && is_local_model(options.model))) return std::make_unique<LocalSubject>(options);
   return std::make_unique<ServerSubject>(std::move(options), io);
 }
 

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "config/eval_config.hpp"
+#include "config/inference_config.hpp"
 #include "env/chat_client.hpp"
 #include "net/io_runtime.hpp"
 #include "wire/generate.hpp"
@@ -40,10 +41,11 @@ struct SubjectOptions {
   config::EvalClientConfig client;
   std::string reasoning_field;
   bool is_server_named = false;  ///< client.base_url was written by the user: a folder of the model's name is not loaded
+  std::optional<config::EvalEngineConfig> engine = {};  ///< of the model in this process; set, no server is asked
 };
 
-/// The model folder in this process, if `model` names one and no server is named; else the servers of `client`. `io` must
-/// outlive the subject.
+/// The model folder in this process, if there is an `engine` for it, or if `model` names one and no server is named; else the servers of
+/// `client`. `io` must outlive the subject.
 std::unique_ptr<ModelSubject> make_subject(SubjectOptions options, net::IoRuntime& io);
 
 /// policy_version() where no weights are to be put in: warns if it is not 0, because results are then not those of the model's name.

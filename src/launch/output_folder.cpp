@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 namespace json = boost::json;
 namespace {
 
-constexpr std::array kCommands{"rl", "trainer", "orchestrator", "inference", "teacher_inference", "sft", "eval", "synthesize"};
+constexpr std::array kCommands{"rl", "trainer", "orchestrator", "inference", "teacher_inference", "sft", "eval", "evals", "synthesize"};
 constexpr std::string_view kTemporaryMark = ".tmp-";
 constexpr std::string_view kAbandoned = "abandoned_after_step_";
 
@@ -292,18 +292,18 @@ bool OutputFolder::holds_unit(const std::string& unit) const {
 
 std::vector<std::int64_t> OutputFolder::snapshots() const { return steps_in(weights()); }
 
-OutputFolder::Dropped OutputFolder::drop_after(std::int64_t step, std::span<const std::string> units,
-                                               std::span<const std::string> roles) const {
-  return drop(step, units, roles, false);
+OutputFolder::Dropped OutputFolder::drop_after(std::int64_t step, std::span<const std::string> units, std::span<const std::string> roles,
+                                               bool keeps_broadcast) const {
+  return drop(step, units, roles, false, keeps_broadcast);
 }
 
 OutputFolder::Dropped OutputFolder::drop_own_after(std::int64_t step, std::span<const std::string> units,
                                                    std::span<const std::string> roles) const {
-  return drop(step, units, roles, true);
+  return drop(step, units, roles, true, false);
 }
 
 OutputFolder::Dropped OutputFolder::drop(std::int64_t step, std::span<const std::string> units, std::span<const std::string> roles,
-                                         bool is_alone) const {
+                                         bool is_alone, bool keeps_broadcast) const {
   Dropped dropped;
   const std::vector<std::int64_t> whole = io::list_checkpoints(checkpoints(), units);
   dropped.checkpoints = after(whole, step);
@@ -341,7 +341,8 @@ OutputFolder::Dropped OutputFolder::drop(std::int64_t step, std::span<const std:
   drop_steps(root_ / "token_exports", after(steps_in(root_ / "token_exports"), step), kept / "token_exports", is_worth_keeping);
   if (!is_alone) {
     for (const char* marker : {"END", "SENT"}) remove_file(root_ / "rollouts" / marker);
-    drop_steps(root_ / "broadcasts", after(steps_in(root_ / "broadcasts"), step - 1), kept / "broadcasts", never_removes);
+    drop_steps(root_ / "broadcasts", after(steps_in(root_ / "broadcasts"), keeps_broadcast ? step : step - 1), kept / "broadcasts",
+               never_removes);
   }
   const monitor::TrimmedRows rows = monitor::trim_rows(metrics(), roles, step, kept.empty() ? fs::path() : kept / metrics_file_);
   dropped.num_rows = rows.num_late + rows.num_doubled;

@@ -49,10 +49,11 @@ class OutputFolder {
     std::string describe() const;
   };
   /// Takes away what was made after `step`, so that a resumed run neither mixes with it nor falls back to it: checkpoints, snapshots,
-  /// rollouts, rows of `roles` in the metrics, broadcasts of `step` and later (the trainer publishes `step` anew), and steps that lack
-  /// one of `units`. If whole checkpoints or snapshots are among it, or NEVER_CLEAN is set, all but the rows and the incomplete steps is
-  /// moved to abandoned_after_step_N beside it.
-  Dropped drop_after(std::int64_t step, std::span<const std::string> units, std::span<const std::string> roles) const;
+  /// rollouts, rows of `roles` in the metrics, broadcasts of `step` and later (the trainer publishes `step` anew, unless
+  /// `keeps_broadcast`), and steps that lack one of `units`. If whole checkpoints or snapshots are among it, or NEVER_CLEAN is set, all but
+  /// the rows and the incomplete steps is moved to abandoned_after_step_N beside it.
+  Dropped drop_after(std::int64_t step, std::span<const std::string> units, std::span<const std::string> roles,
+                     bool keeps_broadcast = false) const;
   /// The same for a trainer that was started by itself: another role may be writing here, so only whole checkpoints, snapshots and the
   /// trainer's own rows go.
   Dropped drop_own_after(std::int64_t step, std::span<const std::string> units, std::span<const std::string> roles) const;
@@ -65,7 +66,8 @@ class OutputFolder {
 
  private:
   void read_marker();
-  Dropped drop(std::int64_t step, std::span<const std::string> units, std::span<const std::string> roles, bool is_alone) const;
+  Dropped drop(std::int64_t step, std::span<const std::string> units, std::span<const std::string> roles, bool is_alone,
+               bool keeps_broadcast) const;
   std::filesystem::path root_, saved_;
   std::filesystem::path metrics_file_;
   bool is_marked_ = false, is_bench_ = false;

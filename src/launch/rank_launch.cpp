@@ -11,6 +11,7 @@
 #include "base/log.hpp"
 #include "config/cli.hpp"
 #include "config/secrets.hpp"
+#include "launch/eval_child.hpp"
 #include "launch/log_folder.hpp"
 #include "launch/model_setup.hpp"
 #include "launch/ranks.hpp"
@@ -83,10 +84,14 @@ int run_sft_ranks(const config::SftConfig& config, std::stop_token stop) {
   base.log_file = log_file(config.output_dir, "sft.log");
   base.echo = true;
   Supervisor supervisor;
+  if (config.eval) supervisor.start(eval_child(config));
   for (ChildSpec& child : rank_children(layout, base, log_file(config.output_dir, "sft"))) supervisor.start(std::move(child));
   const std::optional<std::string> failure = supervisor.run(stop);
   if (failure) log::error("sft: {}{}", *failure, stop.stop_requested() ? "" : ". Ending the other ranks");
   supervisor.terminate_all(std::chrono::seconds(20));
+  if (config.eval && holds_broadcasts(config.output_dir))
+    log::warning("weights in {} are not evaluated yet: `prl evals @ {}` does it{}", (config.output_dir / "broadcasts").string(),
+                 (config.output_dir / "configs" / "evals.json").string(), config.ckpt ? ", and so does --ckpt.resume-step -1" : "");
   return failure ? 1 : 0;
 }
 

@@ -30,8 +30,8 @@ struct RankLayout {
 /// Error{kInvalidArgument} if the machine has fewer GPUs than are asked for.
 std::vector<ChildSpec> rank_children(const RankLayout& layout, const ChildSpec& base, const std::filesystem::path& logs);
 
-/// `prl sft` with deployment.num_gpus above 1: its ranks as processes of this machine, with the resolved configuration in
-/// <output_dir>/configs. Returns the exit status.
+/// `prl sft` with deployment.num_gpus above 1 or with [eval]: its ranks as processes of this machine, and the one that evaluates, with the
+/// resolved configurations in <output_dir>/configs. Returns the exit status, when the last step is evaluated, too.
 int run_sft_ranks(const config::SftConfig& config, std::stop_token stop);
 
 }  // namespace prl::launch

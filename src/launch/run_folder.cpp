@@ -37,6 +37,7 @@ struct Start {
   bool is_bench = false;
   bool saves_weights_only = false;
   bool works_after_last_step = false;  ///< evaluations of the last policy may be left to do
+  bool keeps_broadcast = false;        ///< of the step that it resumes from: an evaluation may be left to do
   bool is_alone = false;               ///< another role may be writing in the folder
 };
 
@@ -107,8 +108,9 @@ std::optional<std::int64_t> start_resumed(OutputFolder& folder, const Start& sta
     return step;
   }
   folder.claim(start.kind);
-  const OutputFolder::Dropped dropped = start.is_alone ? folder.drop_own_after(step.value_or(0), start.units, start.roles)
-                                                       : folder.drop_after(step.value_or(0), start.units, start.roles);
+  const OutputFolder::Dropped dropped = start.is_alone
+                                            ? folder.drop_own_after(step.value_or(0), start.units, start.roles)
+                                            : folder.drop_after(step.value_or(0), start.units, start.roles, start.keeps_broadcast);
   if (!step)
     prepared.notes.push_back(fmt::format("no complete checkpoint under {}: the run starts from scratch", folder.checkpoints().string()));
   if (const std::string what = dropped.describe(); !what.empty()) {
@@ -153,6 +155,13 @@ bool is_folder_prepared(const fs::path& output_dir) {
   return prepared != nullptr && fs::weakly_canonical(prepared) == fs::weakly_canonical(output_dir);
 }
 
+bool holds_broadcasts(const fs::path& folder) {
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(folder / "broadcasts", ignored))
+    if (parse_step_dir(entry.path().filename().string()) >= 0 && fs::exists(entry.path() / "STABLE", ignored)) return true;
+  return false;
+}
+
 PreparedFolder prepare_run_folder(config::RlConfig& config, bool begins_again) {
   check_bench_output(config.trainer.bench);
   check_bench_output(config.orchestrator.bench);
@@ -195,13 +204,21 @@ PreparedFolder prepare_run_folder(config::SftConfig& config) {
   check_bench_output(config.bench);
   if (config.bench) return prepared;
   OutputFolder folder(config.output_dir, saved_folder(config.ckpt), config.file_monitor.path);
-  Start start{.kind = "sft", .units = {kTrainerUnit}, .roles = {kSftRows}};
+  Start start{.kind = "sft", .units = {kTrainerUnit}, .roles = {kSftRows, kEvalRows}};
   start.resume = resume_of(config.ckpt, start.units);
   start.max_steps = config.max_steps;
   start.clean = config.clean_output_dir;
   start.saves_weights_only = config.ckpt && config.ckpt->weights_only;
+  // Weights that are evaluated are removed: those that are there wait for it.
+  start.keeps_broadcast = config.eval.has_value();
+  start.works_after_last_step = config.eval && holds_broadcasts(config.output_dir);
   const std::optional<std::int64_t> step = prepare(folder, start, prepared);
   if (start.resume) config.ckpt->resume_step = settled(step);
+  // An evaluation that is made again writes its row again.
+  if (start.resume && step && config.eval && !config.eval->skip_eval_on_resume) {
+    const std::string roles[] = {kEvalRows};
+    monitor::trim_rows(folder.metrics(), roles, *step - 1);
+  }
   return prepared;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,9 @@ namespace prl::launch {
 using config::kRunFolderVariable;
 /// Whether the process was started by a launcher that has made this folder ready.
 bool is_folder_prepared(const std::filesystem::path& output_dir);
+
+/// Whether broadcasts/ in the folder of a run holds a step, whole: of `prl sft` one that waits for its evaluation.
+bool holds_broadcasts(const std::filesystem::path& output_dir);
 
 /// Roles of the rows in metrics.jsonl; orchestrator/metrics.hpp has two more.
 inline constexpr const char* kTrainerRows = "trainer";

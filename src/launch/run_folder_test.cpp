@@ -22,7 +22,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-class RunFolder : public ::testing::Test {
+class OneRunFolder : public ::testing::Test {
  protected:
   void SetUp() override {
     root_ = fs::temp_directory_path() /
@@ -112,10 +112,10 @@ class RunFolder : public ::testing::Test {
   config::RlConfig rl_config_ = [] { return config::RlConfig(); }();
 };
 
-class RunFolderOfRl : public RunFolder {
+class RunFolderOfRl : public OneRunFolder {
  protected:
   void SetUp() override {
-    RunFolder::SetUp();
+    OneRunFolder::SetUp();
     rl_config_ = rl();
     make_rl_run();
   }
@@ -169,7 +169,7 @@ TEST_F(RunFolderOfRl, CleaningRemovesOurNamesAlone) {
                                 "weights/best/model.bin"));
 }
 
-TEST_F(RunFolder, WhatHasNoMarkIsNotOurs) {
+TEST_F(OneRunFolder, WhatHasNoMarkIsNotOurs) {
   put("rollouts/step_1/a", "mine");
   put("logs/rl.log", "mine");
   config::RlConfig config = rl();
@@ -183,7 +183,7 @@ TEST_F(RunFolder, WhatHasNoMarkIsNotOurs) {
   EXPECT_EQ(read_file(root_ / "logs/rl.log"), "mine");
 }
 
-TEST_F(RunFolder, AnEvaluationsFolderIsRefusedAndAFailedStartIsNoRecord) {
+TEST_F(OneRunFolder, AnEvaluationsFolderIsRefusedAndAFailedStartIsNoRecord) {
   OutputFolder(root_).claim("eval");
   put("logs/eval.log");
   config::RlConfig config = rl();
@@ -194,6 +194,36 @@ TEST_F(RunFolder, AnEvaluationsFolderIsRefusedAndAFailedStartIsNoRecord) {
   OutputFolder(root_).claim("eval");
   put("evals/sums--m/0123abcd/results.jsonl");
   EXPECT_THAT(refusal([&] { prepare_run_folder(config); }), AllOf(HasSubstr("evals"), HasSubstr("`prl rl`, `prl eval`")));
+}
+
+TEST_F(OneRunFolder, WeightsThatWaitForAnEvaluationOutliveAResume) {
+  config::SftConfig config;
+  config.output_dir = root_;
+  config.max_steps = 6;
+  config.ckpt.emplace();
+  config.eval.emplace();
+  prepare_run_folder(config);
+  for (std::int64_t step = 1; step <= 6; ++step) row(step, "sft");
+  for (const std::int64_t step : {2, 4, 6}) row(step, "eval");
+  save(4, {"trainer"});
+  for (const char* step : {"step_2", "step_4", "step_6"}) put(fmt::format("broadcasts/{}/STABLE", step));
+  config.ckpt->resume_step = 4;
+  EXPECT_FALSE(prepare_run_folder(config).is_finished);
+  EXPECT_THAT(names("broadcasts"), ElementsAre("step_2", "step_4"));
+  std::string rows = read_file(root_ / "metrics.jsonl");
+  EXPECT_THAT(rows, HasSubstr(R"({"step": 4, "role": "eval")"));
+  EXPECT_EQ(rows.find("\"step\": 6"), std::string::npos) << rows;
+  // Asked for, the evaluation of the step itself is made again.
+  config.eval->skip_eval_on_resume = false;
+  prepare_run_folder(config);
+  rows = read_file(root_ / "metrics.jsonl");
+  EXPECT_EQ(rows.find(R"("step": 4, "role": "eval")"), std::string::npos) << rows;
+  EXPECT_THAT(rows, HasSubstr(R"({"step": 4, "role": "sft")"));
+  // After the last step there is something to do only while weights wait.
+  config.max_steps = 4;
+  EXPECT_FALSE(prepare_run_folder(config).is_finished);
+  fs::remove_all(root_ / "broadcasts");
+  EXPECT_TRUE(prepare_run_folder(config).is_finished);
 }
 
 TEST_F(RunFolderOfRl, NeverCleanKeepsEverything) {
@@ -277,7 +307,7 @@ TEST_F(RunFolderOfRl, AWeightsOnlyRunCannotBeResumed) {
               AllOf(HasSubstr("only weights of steps 2, 4 and 6"), HasSubstr("weights/step_6"), HasSubstr("--clean-output-dir")));
 }
 
-TEST_F(RunFolder, TheFirstStartOfALoopThatResumesIsFresh) {
+TEST_F(OneRunFolder, TheFirstStartOfALoopThatResumesIsFresh) {
   config::RlConfig config = rl_resumed(-1);
   prepare_run_folder(config);
   EXPECT_EQ(config.trainer.ckpt->resume_step, std::nullopt);
@@ -290,7 +320,7 @@ TEST_F(RunFolder, TheFirstStartOfALoopThatResumesIsFresh) {
   EXPECT_EQ(read_file(root_ / "metrics.jsonl"), "");
 }
 
-TEST_F(RunFolder, ABenchmarksRecordsGiveWay) {
+TEST_F(OneRunFolder, ABenchmarksRecordsGiveWay) {
   config::RlConfig config = rl();
   config.trainer.bench.emplace();
   for (int i = 0; i < 2; ++i) {
@@ -302,7 +332,7 @@ TEST_F(RunFolder, ABenchmarksRecordsGiveWay) {
   EXPECT_FALSE(fs::exists(root_ / "metrics.jsonl"));
 }
 
-TEST_F(RunFolder, ABenchmarksTableReplacesNoFile) {
+TEST_F(OneRunFolder, ABenchmarksTableReplacesNoFile) {
   config::RlConfig rl_run = rl();
   config::SftConfig sft_run;
   config::TrainerConfig trainer = rl_run.trainer;
@@ -328,7 +358,7 @@ TEST_F(RunFolder, ABenchmarksTableReplacesNoFile) {
   EXPECT_EQ(read_file(table), "mine") << "until the table is there";
 }
 
-TEST_F(RunFolder, ResultsBelongToOneAtATime) {
+TEST_F(OneRunFolder, ResultsBelongToOneAtATime) {
   const fs::path folder = root_ / "results";
   auto lock = claim_results_folder(folder, false, "save.disk.path", "");
   EXPECT_THROW(claim_results_folder(folder, true, "resume_path", ""), Error);

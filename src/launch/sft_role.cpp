@@ -1,5 +1,8 @@
 #include "launch/sft_role.hpp"
 
+#include <algorithm>
+#include <utility>
+
 #include "base/log.hpp"
 #include "launch/memory_plan.hpp"
 #include "launch/metric_services.hpp"
@@ -7,14 +10,34 @@
 #include "launch/ranks.hpp"
 #include "launch/run_folder.hpp"
 #include "launch/trainer_role.hpp"
+#include "text/chat_template.hpp"
 #include "trainer/metrics.hpp"
 #include "trainer/sft/sft_trainer.hpp"
+#include "weights/weight_channel.hpp"
 
 namespace prl::launch {
 
 std::int64_t sft_row_tokens(const config::SftData& data) {
   return std::visit([](const auto& d) { return std::int64_t{d.seq_len} * d.micro_batch_size; }, data);
 }
+
+namespace {
+
+std::optional<trainer::EvaluatedWeights> evaluated_weights(const config::SftConfig& config, const std::filesystem::path& tokenizer) {
+  if (!config.eval) return std::nullopt;
+  trainer::EvaluatedWeights weights;
+  for (const config::EvalEnvConfig& entry : config.eval->env) weights.intervals.push_back(entry.interval.value_or(config.eval->interval));
+  weights::FileChannelOptions files{.folder = config.output_dir / "broadcasts", .keep_interval = {}};
+  files.keep_versions = trainer::EvaluatedWeights::kKept * std::ranges::min(weights.intervals);
+  weights.channel = weights::make_file_channel(std::move(files));
+  weights.companions.folder = tokenizer;
+  if (config.tokenizer.chat_template)
+    weights.companions.chat_template = text::ChatTemplate::read_text_or_file(*config.tokenizer.chat_template);
+  weights.publishes_start = !config.eval->skip_eval_on_resume;
+  return weights;
+}
+
+}  // namespace
 
 int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
   config::TrainerConfig shared;
@@ -58,6 +81,7 @@ int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
   options.checkpoint = checkpoint_options(config.ckpt, config.output_dir, tokenizer_dir, config.tokenizer.chat_template);
   if (options.checkpoint) options.checkpoint->may_write = is_first;
   options.resume = resume_options(config.ckpt);
+  options.evaluated = evaluated_weights(config, tokenizer_dir);
   if (config.healing) options.max_losses = config.healing->max_restarts;
   options.log_interval = std::chrono::milliseconds(static_cast<std::int64_t>(1000 * config.log.interval));
   if (!config.bench) options.orders = RunOrders::of(config.output_dir);

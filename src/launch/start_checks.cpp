@@ -4,9 +4,12 @@
 #include "env/registry.hpp"
 #include "io/hub/hub_settings.hpp"
 #include "io/safetensors.hpp"
+#include "launch/engine_host.hpp"
+#include "launch/eval_child.hpp"
 #include "launch/model_setup.hpp"
 #include "launch/ranks.hpp"
 #include "launch/trainer_role.hpp"
+#include "launch/visible_gpus.hpp"
 #include "nn/model_config.hpp"
 #include "trainer/sft/sample_stream.hpp"
 
@@ -96,6 +99,12 @@ void check_start(const config::SftConfig& config, std::optional<int> num_ranks) 
   };
   check_data(config.data);
   if (config.val) check_data(config.val->data);
+  if (!config.eval) return;
+  for (const config::EvalEnvConfig& entry : config.eval->env) env::make_environment(env_spec(entry));
+  check_text(config.model.name, TextOptions{}.renderer, config.inference->model.chat_template);
+  context_length(*config.inference, nn::load_model_config(model_folder(config.model.name)));
+  if (std::holds_alternative<config::SftSingleNode>(config.deployment) && !rank_env().is_told)
+    eval_devices(config, device_kind(config.compute) == DeviceKind::kCuda, num_visible_gpus());
 }
 
 }  // namespace prl::launch

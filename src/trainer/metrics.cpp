@@ -24,6 +24,7 @@ constexpr MetricInfo kShared[] = {
     {"time/forward_backward", "s", "forward and backward over all rows"},
     {"time/optimizer", "s", "clipping, optimizer and packing of the new weights"},
     {"time/save_ckpt", "s", "checkpoint, or handing it to the background"},
+    {"time/broadcast_weights", "s", "checksum, probe and publication of the new weights"},
     {"healing/losses", "1", "ranks that were lost since the start, with [healing]"},
     {"healing/recover_seconds", "s", "from the notice of a loss to the step that was done again; 0 if none was lost since the last step"},
     {"system/ckpt_disk_free_gib", "GiB", "free space where checkpoints go"},
@@ -56,7 +57,6 @@ constexpr MetricInfo kRl[] = {
     {"custom_loss/**", "1", "what a loss of type custom reports, per sequence", true},
     {"kl_ent_ratio/mean", "1", "mean mismatch_kl divided by mean entropy"},
     {"time/wait_for_batch", "s", "waiting for the orchestrator"},
-    {"time/broadcast_weights", "s", "checksum, probe and publication of the new weights"},
     {"progress/total_tokens", "tokens", "tokens trained since the start of the run"},
     {"progress/total_samples", "samples", "sequences trained since the start of the run"},
 };

@@ -144,4 +144,9 @@ void remove_broadcasts_after(const fs::path& folder, std::int64_t step) {
     if (version > step) remove_version(folder_of(folder, version));
 }
 
+void remove_broadcasts_until(const fs::path& folder, std::int64_t step) {
+  for (const std::int64_t version : list_versions(folder))
+    if (version <= step) remove_version(folder_of(folder, version));
+}
+
 }  // namespace prl::weights

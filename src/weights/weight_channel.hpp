@@ -61,5 +61,7 @@ std::shared_ptr<WeightChannel> make_file_channel(FileChannelOptions options);
 
 /// Removes versions above `step` (all, with -1) that an earlier run left, so that no engine takes them for new ones.
 void remove_broadcasts_after(const std::filesystem::path& folder, std::int64_t step);
+/// Removes `step` and what is older, which nobody needs any more.
+void remove_broadcasts_until(const std::filesystem::path& folder, std::int64_t step);
 
 }  // namespace prl::weights

@@ -66,6 +66,10 @@ void check_ranks(const TrainerModelConfig& model, const std::string& prefix, int
 void check_schedule(const SchedulerConfig& scheduler, const OptimConfig& optim, const std::optional<std::int64_t>& max_steps,
                     const Check& check);
 void check_online_eval(std::optional<OnlineEvalConfig>& eval, const Check& check);
+/// The same, with their sampling, where a process evaluates beside a training run; `check` is that of the section [eval].
+void check_evaluations(OnlineEvalConfig& eval, const Check& check);
+/// The engine of such a process, for the model `name` at `key`; `check` is that of its section.
+void check_eval_engine(EvalEngineConfig& engine, const std::string& name, std::string_view key, const Check& check);
 /// Hands `data` of an environment to its arguments `keys` that are not set.
 void pass_on_data(const std::optional<std::string>& data, Value& args, std::initializer_list<const char*> keys);
 /// Also hands `data` to the environment as its arguments dataset_path and eval_dataset_path.

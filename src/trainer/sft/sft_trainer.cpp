@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
@@ -78,6 +79,10 @@ class PartShares {
 
 }  // namespace
 
+bool EvaluatedWeights::are_due_at(std::int64_t step, const std::optional<std::int64_t>& last_step) const {
+  return step == last_step || std::ranges::any_of(intervals, [&](std::int64_t interval) { return step % interval == 0; });
+}
+
 double validation_loss(Policy& policy, SampleStream& stream, std::int64_t capacity) {
   RowPacker packer(stream, capacity);
   double sum = 0;
@@ -113,11 +118,16 @@ class SftTraining final : public Training {
   GradientStep& gradient_step() override { return gradient_step_; }
 
   void begin(const TrainProgress& progress) override {
-    start_step_ = progress.step;
+    start_step_ = step_ = progress.step;
     packer_.seek(progress.data_position);
+    if (options_.evaluated && options_.evaluated->publishes_start && step_ > 0) publish();
   }
 
-  void recover(const TrainProgress& progress) override { packer_.seek(progress.data_position); }
+  void recover(const TrainProgress& progress) override {
+    packer_.seek(progress.data_position);
+    step_ = progress.step;
+    if (step_ > start_step_) publish();  // the rank that is gone may not have come to it
+  }
 
   bool next(std::int64_t step, monitor::Metrics& metrics) override {
     if (gradient_step_.is_any_rank(stop_.stop_requested())) return false;
@@ -140,7 +150,7 @@ class SftTraining final : public Training {
     } catch (const Error& error) {
       throw error.with_context(fmt::format("[sft] step {}", progress.step + 1));
     }
-    ++progress.step;
+    step_ = ++progress.step;
     progress.total_tokens += result.num_tokens;
     for (const wire::MicroBatch& row : rows_) {
       progress.total_samples += static_cast<std::int64_t>(row.sequence_lengths.size());
@@ -159,6 +169,23 @@ class SftTraining final : public Training {
     metrics["progress/num_tokens"] = static_cast<double>(progress.total_tokens);
     shares_.put(metrics);
     estimate_.add(seconds_since(train_start_));
+  }
+
+  bool publish() override {
+    if (!options_.evaluated || !options_.evaluated->are_due_at(step_, options_.step.max_steps)) return false;
+    const bool publishes = gradient_step_.ranks().rank() == 0;
+    // All ranks have a part in the weights where layers are brought.
+    const bool brings_layers = policy_.layered() != nullptr;
+    if (!publishes && !brings_layers) return false;
+    if (brings_layers) policy_.gather_values(publishes);
+    weights::Publication publication;
+    publication.manifest = policy_.manifest();
+    if (!publishes) return false;
+    publication.save = [this](const std::filesystem::path& folder) {
+      policy_.save_for_engines(folder, options_.evaluated->companions, CheckpointOptions{}.max_shard_bytes);
+    };
+    options_.evaluated->channel->publish(std::move(publication));
+    return true;
   }
 
   std::string line(std::int64_t step, const monitor::Metrics& metrics) const override {
@@ -183,7 +210,7 @@ class SftTraining final : public Training {
   ThroughputWindow window_;
   PeakFlops peak_;
   StepEstimate estimate_;
-  std::int64_t start_step_ = 0;
+  std::int64_t start_step_ = 0, step_ = 0;
   Clock::time_point train_start_;
   std::vector<wire::MicroBatch> rows_;
 };

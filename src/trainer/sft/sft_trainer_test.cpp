@@ -96,6 +96,40 @@ TEST(SftTrainer, ResumeEqualsUninterruptedBitForBit) {
       EXPECT_EQ(one.steps[5 + i].at(name), three.steps[i].at(name)) << name;
 }
 
+TEST(SftTrainer, StepsThatAreEvaluatedArePublishedAsTheyAreSaved) {
+  Scratch scratch("sft-evaluated");
+  SftRunOptions options = fake_options(scratch.path, 7);
+  options.checkpoint->interval = 1;
+  options.evaluated.emplace();
+  options.evaluated->intervals = {3, 4};
+  const fs::path folder = scratch.path / "broadcasts";
+  options.evaluated->channel = weights::make_file_channel({.folder = folder, .keep_versions = 100, .keep_interval = {}});
+  {
+    const auto policy = make_tiny_policy(scratch.path / "model");
+    Recorder recorder;
+    run_sft(options, *policy, recorder.monitor, {});
+    for (std::size_t i = 0; i < 7; ++i) EXPECT_EQ(recorder.steps.at(i).contains("time/broadcast_weights"), i != 0 && i != 1 && i != 4) << i;
+  }
+  for (int step = 1; step <= 7; ++step) {
+    const std::string name = fmt::format("step_{}", step);
+    EXPECT_EQ(fs::exists(folder / name / "STABLE"), step == 3 || step == 4 || step == 6 || step == 7) << name;
+    if (fs::exists(folder / name)) {
+      EXPECT_EQ(read_file(folder / name / "model.safetensors"), read_file(scratch.path / "weights" / name / "model.safetensors")) << name;
+    }
+  }
+  // A run that goes on publishes where it starts only if it is asked to.
+  fs::remove_all(folder / "step_6");
+  options.resume.emplace();
+  options.resume->step = 6;
+  for (const bool publishes : {false, true}) {
+    options.evaluated->publishes_start = publishes;
+    const auto policy = make_tiny_policy(scratch.path / "model");
+    Recorder recorder;
+    run_sft(options, *policy, recorder.monitor, {});
+    EXPECT_EQ(fs::exists(folder / "step_6/STABLE"), publishes);
+  }
+}
+
 // Loss and gradient are the mean over all targets of the step, however rows are cut.
 TEST(SftTrainer, MicroBatchSizeChangesNothing) {
   Scratch scratch("sft-micro");
