@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """prl eval, synthesize and results: against servers that speak OpenAI's protocol, and against model folders in the process."""
 import json
+import os
 import re
 import signal
 import threading
@@ -206,6 +207,103 @@ def test_a_run_is_followed_while_it_writes_its_steps():
         check("after step 7" in errors and "online.timeout" in errors, errors)
 
 
+def tuning(folder, *extra):
+    """(command of a fine-tuning run that is evaluated every two steps, what says how it is evaluated, as `prl eval` takes it)."""
+    data = folder / "data.jsonl"
+    if not data.exists():
+        harness.sft_data(data, 64)
+    env = ["--env.0.id", "reverse-text", "--env.0.args", json.dumps(harness.ENV_ARGS), "--num-examples", 8,
+           "--sampling.temperature", 0, "--sampling.max-completion-tokens", 48]
+    evals = [word.replace("--", "--eval.") if str(word).startswith("--") else word for word in env]
+    return ["sft", "--model.name", harness.warm_model(), "--data.name", data, "--data.seq-len", 256, "--data.batch-size", 4, "--optim.lr", "1e-3",
+            "--eval.interval", 2, *evals, *extra], env
+
+
+def steps_of(out, role):
+    return [row["step"] for row in harness.rows_of(out / "metrics.jsonl") if row["role"] == role]
+
+
+def replies_of(out):
+    """Replies by step and example of all results below an output folder."""
+    found = {}
+    for path in (out / "evals").rglob("metadata.json"):
+        rows = sorted(harness.rows_of(path.parent / "results.jsonl"), key=lambda row: row["example_id"])
+        found[json.loads(path.read_text())["ckpt_step"]] = [(row["completion"], row["reward"]) for row in rows]
+    return found
+
+
+def test_a_fine_tuning_run_evaluates_its_steps():
+    with harness.workspace("tuning") as folder:
+        out, (sft, env) = folder / "out", tuning(folder, "--ckpt.interval", 2)
+        run(*sft, "--max-steps", 7, "--output-dir", folder / "dry", "--dry-run")
+        written = json.loads((folder / "dry/configs/evals.json").read_text())
+        check(written["online"]["broadcasts_dir"] == str(folder / "dry/broadcasts") and written["online"]["max_steps"] == 7, written["online"])
+        said = run(*sft, "--max-steps", 7, "--output-dir", out)
+        check(re.findall(r"\[step (\d+)\] Evaluated reverse-text", said) == ["0", "2", "4", "6", "7"], said)
+        check(steps_of(out, "eval") == [0, 2, 4, 6, 7] and steps_of(out, "sft") == list(range(1, 8)), harness.rows_of(out / "metrics.jsonl"))
+        check(not list((out / "broadcasts").iterdir()), "weights that are evaluated are not kept")
+        # What the saved weights answer.
+        run("eval", "--model.name", harness.warm_model(), "--weights-dir", out / "weights", *env, "--output-dir", folder / "again")
+        mine, again = replies_of(out), replies_of(folder / "again")
+        check(mine == again and sorted(mine) == [0, 2, 4, 6, 7], "the saved weights answer differently")
+        check(len({json.dumps(replies) for replies in mine.values()}) >= 3, "steps answer alike: their weights were not loaded")
+        for row in harness.rows_of(out / "metrics.jsonl"):
+            if row["role"] == "eval":
+                rewards = [reward for _, reward in mine[row["step"]]]
+                check(abs(row["eval/reverse-text/avg@1"] - sum(rewards) / len(rewards)) < 1e-6, row)
+        # A run that goes on evaluates what is new.
+        said = run(*sft, "--max-steps", 9, "--ckpt.resume-step", -1, "--output-dir", out)
+        check(re.findall(r"\[step (\d+)\] Evaluated", said) == ["8", "9"], said)
+        check(steps_of(out, "eval") == [0, 2, 4, 6, 7, 8, 9], harness.rows_of(out / "metrics.jsonl"))
+        said = run(*sft, "--max-steps", 9, "--ckpt.resume-step", -1, "--output-dir", out)
+        check("nothing to do" in said, said)
+
+
+def pid_of_evals(log):
+    """Of the process that was started last."""
+    found = re.findall(r"started evals \(pid (\d+)\)", log.read_text()) if log.exists() else []
+    return found and (len(found), int(found[-1]))
+
+
+def test_a_fine_tuning_run_survives_its_evaluations():
+    # Steps of some 0.1 s on an idle machine: the run is far from its end when its evaluations have begun.
+    with harness.workspace("tuning-killed") as folder:
+        out, log = folder / "out", folder / "log"
+        sft, _ = tuning(folder, "--data.batch-size", 16, "--eval.interval", 30, "--max-steps", 75, "--output-dir", out)
+        with harness.running(*sft, log=log) as process:
+            harness.wait_until(lambda: (out / "metrics.jsonl").exists() and steps_of(out, "eval") == [0], 60, "the evaluation of the base model")
+            os.kill(pid_of_evals(log)[1], signal.SIGKILL)
+            harness.wait_until(lambda: pid_of_evals(log)[0] == 2, 60, "the second start of the evaluations")
+            check(process.wait(600) == 0, log.read_text())
+        said = log.read_text()
+        check("evals was killed by signal 9" in said and "started again" in said, said)
+        check(steps_of(out, "eval") == [0, 30, 60, 75], f"{steps_of(out, 'eval')}: each step once")
+        check(steps_of(out, "sft") == list(range(1, 76)), "the training went on")
+        # One that fails by itself: a cache that holds no reply.
+        out = folder / "failing"
+        said = run(*tuning(folder, "--max-steps", 3, "--output-dir", out, "--inference.kv.num-blocks", 1)[0])
+        check("The run goes on without it" in said and "evals.log" in said and "sft finished after step 3" in said, said)
+        check("are not evaluated yet: `prl evals @" in said, said)
+        # Its weights wait for whoever evaluates them.
+        said = run("evals", "@", out / "configs/evals.json", "--inference.kv.num-blocks", 999)
+        check(re.findall(r"\[step (\d+)\] Evaluated", said) == ["0", "2", "3"], said)
+
+
+def test_an_interrupted_fine_tuning_run_evaluates_the_rest_later():
+    with harness.workspace("tuning-cut") as folder:
+        out, log = folder / "out", folder / "log"
+        sft, _ = tuning(folder, "--ckpt", "--output-dir", out)
+        with harness.running(*sft, "--max-steps", 100000, "--eval.interval", 100000, log=log) as process:
+            harness.wait_until(lambda: (out / "metrics.jsonl").exists() and steps_of(out, "eval") == [0] and len(steps_of(out, "sft")) > 2, 60, "some steps")
+            evals = pid_of_evals(log)[1]
+            process.send_signal(signal.SIGINT)
+            check(process.wait(180) == 130, f"exit status {process.returncode}: {log.read_text()}")
+        check(not os.path.exists(f"/proc/{evals}"), "the evaluations outlived the run")
+        last = steps_of(out, "sft")[-1]
+        said = run(*sft, "--max-steps", last + 2, "--eval.interval", last + 1, "--ckpt.resume-step", -1)
+        check(re.findall(r"\[step (\d+)\] Evaluated", said) == [str(last + 1), str(last + 2)], said)
+
+
 def test_a_folder_and_its_checkpoints_are_evaluated_in_the_process():
     with harness.workspace("local") as folder:
         model = harness.tiny_model(folder / "model")
@@ -356,6 +454,8 @@ def test_a_folder_makes_data_in_the_process():
 if __name__ == "__main__":
     harness.main(test_two_servers_share_two_environments, test_what_fails_is_tried_again_unless_it_cannot_succeed,
                  test_an_interrupted_evaluation_goes_on, test_a_run_is_followed_while_it_writes_its_steps,
+                 test_a_fine_tuning_run_evaluates_its_steps, test_a_fine_tuning_run_survives_its_evaluations,
+                 test_an_interrupted_fine_tuning_run_evaluates_the_rest_later,
                  test_a_folder_and_its_checkpoints_are_evaluated_in_the_process,
                  test_synthetic_data_trains_as_it_is, test_failed_groups_leave_no_rows,
                  test_a_server_that_goes_away_loses_no_groups, test_a_folder_makes_data_in_the_process)
