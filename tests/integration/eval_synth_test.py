@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import threading
 import time
@@ -202,6 +203,15 @@ def test_a_run_is_followed_while_it_writes_its_steps():
         check(re.findall(r"\[step (\d+)\] Evaluated", out) == ["7"], out)
         out = run(*follow, "--online.resume-step", 4, "--no-eval.skip-eval-on-resume", "--online.timeout", 1, "--output-dir", folder / "again", expect=1)
         check(re.findall(r"\[step (\d+)\] Evaluated", out) == ["4"], out)
+        # Each step in its order, once, and its weights only until then. What is not kept is named.
+        shutil.copytree(folder / "run/weights", folder / "copies")
+        shutil.rmtree(folder / "copies/step_3")
+        every = [*common, "--eval.interval", 1, "--output-dir", folder / "every", "--online.broadcasts-dir", folder / "copies", "--online.max-steps", 7,
+                 "--online.every-step", "--online.remove-evaluated"]
+        out = run(*every)
+        check(re.findall(r"\[step (\d+)\] Evaluated", out) == ["0", "1", "2", "4", "5", "6", "7"] and "steps 3 are not evaluated" in out, out)
+        check(not list((folder / "copies").iterdir()), "weights of evaluated steps")
+        check("Evaluated" not in run(*every), "steps that are in the metrics file were evaluated again")
         # A step that nobody writes is not waited for without an end.
         errors = run(*follow, "--online.resume-step", 7, "--online.timeout", 1, "--output-dir", folder / "late", expect=1)
         check("after step 7" in errors and "online.timeout" in errors, errors)
@@ -259,6 +269,18 @@ def test_a_fine_tuning_run_evaluates_its_steps():
         check("nothing to do" in said, said)
 
 
+def test_what_ranks_and_adapters_publish_is_what_they_save():
+    for name, extra in {"ranks": ["--deployment.num-gpus", 2], "layers": ["--deployment.num-gpus", 2, "--model.reshard-after-forward"],
+                        "adapter": ["--model.lora"]}.items():
+        with harness.workspace(f"tuning-{name}") as folder:
+            sft, env = tuning(folder, "--ckpt.interval", 2, *extra)
+            run(*sft, "--max-steps", 4, "--output-dir", folder / "out")
+            run("eval", "--model.name", harness.warm_model(), "--weights-dir", folder / "out/weights", *env, "--output-dir", folder / "again")
+            mine, again = replies_of(folder / "out"), replies_of(folder / "again")
+            check(mine == again and sorted(mine) == [0, 2, 4], f"{name}: the saved weights answer differently")
+            check(len({json.dumps(replies) for replies in mine.values()}) >= 2, f"{name}: steps answer alike: their weights were not loaded")
+
+
 def pid_of_evals(log):
     """Of the process that was started last."""
     found = re.findall(r"started evals \(pid (\d+)\)", log.read_text()) if log.exists() else []
@@ -271,7 +293,7 @@ def test_a_fine_tuning_run_survives_its_evaluations():
         out, log = folder / "out", folder / "log"
         sft, _ = tuning(folder, "--data.batch-size", 16, "--eval.interval", 30, "--max-steps", 75, "--output-dir", out)
         with harness.running(*sft, log=log) as process:
-            harness.wait_until(lambda: (out / "metrics.jsonl").exists() and steps_of(out, "eval") == [0], 60, "the evaluation of the base model")
+            harness.wait_until(lambda: (out / "metrics.jsonl").exists() and steps_of(out, "eval"), 60, "the evaluation of the base model")
             os.kill(pid_of_evals(log)[1], signal.SIGKILL)
             harness.wait_until(lambda: pid_of_evals(log)[0] == 2, 60, "the second start of the evaluations")
             check(process.wait(600) == 0, log.read_text())
@@ -454,7 +476,8 @@ def test_a_folder_makes_data_in_the_process():
 if __name__ == "__main__":
     harness.main(test_two_servers_share_two_environments, test_what_fails_is_tried_again_unless_it_cannot_succeed,
                  test_an_interrupted_evaluation_goes_on, test_a_run_is_followed_while_it_writes_its_steps,
-                 test_a_fine_tuning_run_evaluates_its_steps, test_a_fine_tuning_run_survives_its_evaluations,
+                 test_a_fine_tuning_run_evaluates_its_steps, test_what_ranks_and_adapters_publish_is_what_they_save,
+                 test_a_fine_tuning_run_survives_its_evaluations,
                  test_an_interrupted_fine_tuning_run_evaluates_the_rest_later,
                  test_a_folder_and_its_checkpoints_are_evaluated_in_the_process,
                  test_synthetic_data_trains_as_it_is, test_failed_groups_leave_no_rows,
