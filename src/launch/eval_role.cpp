@@ -409,9 +409,10 @@ int run_evals_role(const config::EvalsConfig& config, bool is_server_named, std:
   Extras extras{.engine = config.inference, .metrics_file = config.file_monitor.path};
   if (config.online) extras.followed = followed_run(config);
   if (config.online && config.online->every_step) {
-    // What is left from before a resume is evaluated too: its weights would not be there otherwise.
     const auto last_row = monitor::last_row_of(config.output_dir / config.file_monitor.path, kEvalRows);
-    extras.followed->first_step = last_row.value_or(0) + 1;
+    std::int64_t& first_step = extras.followed->first_step;
+    // Where weights are removed once they are evaluated, those from before a resume were left.
+    first_step = std::max(config.online->remove_evaluated ? 1 : first_step, last_row.value_or(0) + 1);
     of_eval.eval_base = of_eval.eval_base && !last_row;
   }
   return Evaluation(of_eval, is_server_named, std::move(stop), std::move(extras)).run();

@@ -203,6 +203,8 @@ def test_a_run_is_followed_while_it_writes_its_steps():
         check(re.findall(r"\[step (\d+)\] Evaluated", out) == ["7"], out)
         out = run(*follow, "--online.resume-step", 4, "--no-eval.skip-eval-on-resume", "--online.timeout", 1, "--output-dir", folder / "again", expect=1)
         check(re.findall(r"\[step (\d+)\] Evaluated", out) == ["4"], out)
+        out = run(*follow, "--online.max-steps", 7, "--online.resume-step", 5, "--online.every-step", "--eval.interval", 1, "--output-dir", folder / "later")
+        check(re.findall(r"\[step (\d+)\] Evaluated", out) == ["6", "7"], out)
         # Each step in its order, once, and its weights only until then. What is not kept is named.
         shutil.copytree(folder / "run/weights", folder / "copies")
         shutil.rmtree(folder / "copies/step_3")
