@@ -102,7 +102,8 @@ int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
   options.step = step;
   options.is_newcomer = !env.joins_as.empty();
   const trainer::TrainRunResult result = trainer::run_sft(options, policy, *monitor, stop);
-  log::success("sft {} after step {}, loss {:.4f}", result.was_stopped ? "stopped" : "finished", result.last_step, result.last_loss);
+  log::success("sft {} after step {}{}", result.was_stopped ? "stopped" : "finished", result.last_step,
+               result.last_loss ? fmt::format(", loss {:.4f}", *result.last_loss) : "");
   return 0;
 }
 

@@ -44,8 +44,8 @@ struct TrainRunOptions {
 
 struct TrainRunResult {
   std::int64_t last_step = 0;
-  double last_loss = 0;
-  bool was_stopped = false;  ///< by the stop token, before max_steps
+  std::optional<double> last_loss;  ///< none if nothing was left to train
+  bool was_stopped = false;         ///< by the stop token, before max_steps
   std::optional<std::int64_t> last_checkpoint;
 };
 
