@@ -145,8 +145,7 @@ config::OrchestratorConfig read_run_config(const RunFolder& run) {
 namespace {
 
 std::string_view name_of(const config::WeightBroadcast& broadcast) {
-  if (std::holds_alternative<config::NcclBroadcast>(broadcast)) return "nccl";
-  return std::holds_alternative<config::FilesystemBroadcast>(broadcast) ? "filesystem" : "another";
+  return std::visit([](const auto& of_type) { return std::decay_t<decltype(of_type)>::kType; }, broadcast);
 }
 
 /// Engines get the adapters of all runs in one way, at one address.

@@ -106,8 +106,9 @@ class PeerSnapshots::Passage {
       return link_->allocate(num_bytes);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kOutOfMemory || runtime_->device().kind == DeviceKind::kCpu) throw;
+      std::shared_ptr<void> plain = make_host_link(runtime_, false)->allocate(num_bytes);
       log::warning("[healing] {}; copies go to plain memory, which takes some five times as long", error.what());
-      return make_host_link(runtime_, false)->allocate(num_bytes);
+      return plain;
     }
   }
   /// Own bytes [begin, begin + count) of `tensors`, whatever memory those lie in.

@@ -66,12 +66,18 @@ class CudaHostLink final : public HostLink {
   std::shared_ptr<void> allocate(std::size_t bytes) override {
     cuda_.activate();
     const std::size_t size = (std::max<std::size_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
+    // What the system does not have it would hand out all the same, and end the process where it is touched.
+    if (const std::size_t available = make_cpu_runtime()->bytes_available(); size > available)
+      fail(ErrorCode::kOutOfMemory,
+           "[host memory] wanted {} bytes beside {}, {} bytes of host memory are available: keep less there (offloading, copies for "
+           "healing)",
+           bytes, to_string(cuda_.device()), available);
     if (!page_locked_) {
       void* memory = std::aligned_alloc(kAlignment, size);
       if (memory == nullptr) fail(ErrorCode::kOutOfMemory, "[host memory] wanted {} bytes beside {}", bytes, to_string(cuda_.device()));
       return {memory, [](void* p) { std::free(p); }};
     }
-    std::string why;
+    const char* why = "";
     std::shared_ptr<void> memory = allocate_page_locked(size, why);
     if (memory == nullptr)
       fail(ErrorCode::kOutOfMemory,

@@ -1,24 +1,22 @@
 #include "device/cuda/page_locked.hpp"
 
 #include <cuda_runtime_api.h>
-#include <fmt/format.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <cstdint>
 
 #include "base/thread_pool.hpp"
-#include "device/device.hpp"
 
 namespace prl::cuda {
 namespace {
 
-/// From here on pages are worth a look of their own.
+/// Less is left to the driver: at 2 GB/s it takes some 30 ms.
 constexpr std::size_t kLargeBytes = std::size_t{64} << 20;
 constexpr std::size_t kHugePage = std::size_t{2} << 20, kPage = 4096;
 constexpr int kMaxThreads = 8;
 
-std::shared_ptr<void> from_driver(std::size_t bytes, std::string& why) {
+std::shared_ptr<void> from_driver(std::size_t bytes, const char*& why) {
   void* memory = nullptr;
   if (const cudaError_t status = cudaHostAlloc(&memory, bytes, cudaHostAllocPortable); status != cudaSuccess) {
     (void)cudaGetLastError();
@@ -30,13 +28,9 @@ std::shared_ptr<void> from_driver(std::size_t bytes, std::string& why) {
 
 }  // namespace
 
-std::shared_ptr<void> allocate_page_locked(std::size_t bytes, std::string& why) {
+std::shared_ptr<void> allocate_page_locked(std::size_t bytes, const char*& why) {
   if (bytes < kLargeBytes) return from_driver(bytes, why);
   const std::size_t size = (bytes + kHugePage - 1) / kHugePage * kHugePage, mapped = size + kHugePage;
-  if (const std::size_t available = make_cpu_runtime()->bytes_available(); size > available) {  // else the system would end the process
-    why = fmt::format("{} bytes of host memory are available", available);
-    return nullptr;
-  }
   void* const mapping = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapping == MAP_FAILED) {
     why = "the system has no memory to map";

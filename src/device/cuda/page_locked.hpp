@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <memory>
-#include <string>
 
 namespace prl::cuda {
 
@@ -11,6 +10,6 @@ namespace prl::cuda {
 ///
 /// The driver's own allocation clears and locks page after page by one thread, 2 GB/s where it was measured. Large memory is made of huge
 /// pages here, which several threads touch first, and locked then: 19 GB/s.
-std::shared_ptr<void> allocate_page_locked(std::size_t bytes, std::string& why);
+std::shared_ptr<void> allocate_page_locked(std::size_t bytes, const char*& why);
 
 }  // namespace prl::cuda

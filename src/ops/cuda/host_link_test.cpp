@@ -72,13 +72,15 @@ TEST(CudaHostLink, WaitsForItsCopiesAndLeavesItsMemory) {
 
 /// A system that ran out of memory would end the process.
 TEST(CudaHostLink, SaysWhatWasWantedWhenHostMemoryEnds) {
-  const auto link = make_host_link(make_cuda_runtime(), true);
-  try {
-    link->allocate(make_cpu_runtime()->bytes_available() + (std::size_t{8} << 30));
-    FAIL() << "there is no such memory";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
-    EXPECT_NE(std::string(error.what()).find("bytes of host memory are available"), std::string::npos) << error.what();
+  for (const bool page_locked : {true, false}) {
+    const auto link = make_host_link(make_cuda_runtime(), page_locked);
+    try {
+      link->allocate(make_cpu_runtime()->bytes_available() + (std::size_t{8} << 30));
+      FAIL() << "there is no such memory";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
+      EXPECT_NE(std::string(error.what()).find("bytes of host memory are available"), std::string::npos) << error.what();
+    }
   }
 }
 
