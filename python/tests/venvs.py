@@ -6,7 +6,8 @@
 `published` is a folder of modules for the other two, not an environment of its own: environments that others publish, without what they depend on, and
 those of the library's own tests, from its source distribution.
 
-They lie in $PRL_TEST_VENVS or ~/.cache/prl/test-venvs, named by the lock's hash. `uv` is used where it is on PATH, else venv and pip.
+They lie in $PRL_TEST_VENVS or ~/.cache/prl/test-venvs, named by the lock's hash. `uv` makes them where it is there or can be had (uv.py), else venv and
+pip.
 """
 
 import fcntl
@@ -20,6 +21,9 @@ import tarfile
 import tempfile
 import zipfile
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import uv  # noqa: E402
+
 LOCKS = pathlib.Path(__file__).resolve().parents[1] / "locks"
 KINDS = ("legacy", "v1", "trackers", "traces", "published")
 INSTALL_SECONDS = 540
@@ -30,9 +34,8 @@ class CannotInstall(Exception):
 
 
 def _folder(kind):
-    root = pathlib.Path(os.environ.get("PRL_TEST_VENVS") or pathlib.Path.home() / ".cache/prl/test-venvs")
     key = hashlib.sha256((LOCKS / f"{kind}.txt").read_bytes() + sys.version.encode()).hexdigest()[:12]
-    return root / f"{kind}-{key}"
+    return uv.root() / f"{kind}-{key}"
 
 
 def ready(kind):
@@ -68,11 +71,10 @@ def make(kind):
 
 def _build(kind, folder):
     python, lock = str(folder / "bin/python"), str(LOCKS / f"{kind}.txt")
-    uv = shutil.which("uv")
-    if uv:
-        env = {**os.environ, "UV_PYTHON_DOWNLOADS": "never", "UV_HTTP_TIMEOUT": "30"}
-        _run([uv, "venv", "-q", "-p", sys.executable, str(folder)], "uv venv", env)
-        _run([uv, "pip", "sync", "-q", "--require-hashes", "--compile-bytecode", "-p", python, lock], f"uv pip sync {kind}.txt", env)
+    if installer := uv.find():
+        env = {**os.environ, **uv.ENVIRONMENT}
+        _run([installer, "venv", "-q", "-p", sys.executable, str(folder)], "uv venv", env)
+        _run([installer, "pip", "sync", "-q", "--require-hashes", "-p", python, lock], f"uv pip sync {kind}.txt", env)
         return
     _run([sys.executable, "-m", "venv", str(folder)], "python3 -m venv")
     # Without an index to ask, two short tries are enough to find out.

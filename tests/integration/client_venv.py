@@ -10,6 +10,9 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "python/tests"))
+import uv  # noqa: E402
+
 HERE = pathlib.Path(__file__).resolve().parent
 CLIENTS = {"openai-client": "openai_client", "agents": "agents_client", "lm-eval": "lm_eval_client",
            "kubernetes": "kubernetes_client"}
@@ -31,7 +34,8 @@ def is_ready(name, requirements):
 
 def _run(command, what):
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=INSTALL_SECONDS)
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=INSTALL_SECONDS,
+                              env={**os.environ, **uv.ENVIRONMENT})
     except subprocess.TimeoutExpired:
         raise CannotInstall(f"{what} took more than {INSTALL_SECONDS} s")
     if done.returncode != 0:
@@ -46,10 +50,15 @@ def make(name, requirements):
     with open(venv.parent / f"{name}-venv.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not is_ready(name, requirements):
-            _run([sys.executable, "-m", "venv", venv], "python3 -m venv")
-            # Without an index to ask, two short tries are enough to find out.
-            _run([venv / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--timeout", "15", "--retries", "1",
-                  "-r", requirements], f"pip install -r {pathlib.Path(requirements).relative_to(ROOT)}")
+            what = f"install -r {pathlib.Path(requirements).relative_to(ROOT)}"
+            if installer := uv.find():
+                _run([installer, "venv", "--quiet", "--clear", "--python", sys.executable, venv], "uv venv")
+                _run([installer, "pip", "install", "--quiet", "--python", venv / "bin/python", "-r", requirements], f"uv pip {what}")
+            else:
+                _run([sys.executable, "-m", "venv", venv], "python3 -m venv")
+                # Without an index to ask, two short tries are enough to find out.
+                _run([venv / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--timeout", "15", "--retries",
+                      "1", "-r", requirements], f"pip {what}")
             _stamp(name).write_text(pathlib.Path(requirements).read_text())
     return str(venv / "bin/python")
 
