@@ -150,6 +150,7 @@ int run_bench(const config::ParsedCommand& parsed) {
   options.runtime = launch::make_runtime(config.compute);
   options.num_threads = config.compute.num_threads;
   options.num_sequences = config.num_sequences;
+  options.num_devices = config.tp;
   options.prompt_tokens = config.prompt_tokens;
   options.completion_tokens = config.completion_tokens;
   options.train_tokens = config.train_tokens;

@@ -100,7 +100,10 @@ struct ParallelConfig {
   bool headless = false;
   template <class V>
   void visit(V& v) {
-    v.field("tp", tp, "Devices that share one copy of the model", {.unit = "devices", .min = 1, .status = not_built("tensor parallelism")});
+    v.field("tp", tp,
+            "Devices of one engine, which share each layer: for a model that one GPU does not hold, or to answer sooner. Tokens and "
+            "log-probabilities are those of one device, bit for bit",
+            {.unit = "devices", .min = 1, .max = 8});
     v.field("dp", dp, "Copies of the model, each an engine in a process of its own; a router is in front of those of `prl inference`",
             {.min = 1, .max = 1024});
     v.field("dp_local", dp_local, "Copies of the model on this node; all of them if not set", {.min = 1, .max = 1024});
@@ -305,6 +308,7 @@ struct EvalEngineConfig : InferenceConfig {
                                                  {"model.served_name", kNoServer},
                                                  {"model.enable_auto_tool_choice", inert("environments decide whether there are tools")},
                                                  {"model.generation_config", inert("eval.sampling says how replies are sampled")},
+                                                 {"parallel.tp", built()},
                                                  {"parallel", kOneEngine},
                                                  {"api_server_count", kOneEngine},
                                                  {"backend_port", kOneEngine},
@@ -323,5 +327,7 @@ struct EvalEngineConfig : InferenceConfig {
 
 /// Processes with an engine that `config` asks for: each answers HTTP itself.
 inline int num_engines(const InferenceConfig& config) { return std::max(config.parallel.dp, config.api_server_count); }
+/// GPUs of all of them.
+inline int num_engine_gpus(const InferenceConfig& config) { return num_engines(config) * config.parallel.tp; }
 
 }  // namespace prl::config

@@ -1,5 +1,6 @@
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -27,7 +28,9 @@ void check_copies(InferenceConfig& config, const Check& check) {
   if (is_serverless) parallel.headless = true;
   parallel.dp = config.api_server_count = num_engines(config);
   if (const auto* nodes = std::get_if<InferenceMultiNode>(&config.deployment)) {
-    const int wanted = nodes->num_nodes * nodes->gpus_per_node;
+    if (nodes->gpus_per_node % parallel.tp != 0)
+      check.problem("parallel.tp", fmt::format("is {}, which does not divide the {} GPUs of a node", parallel.tp, nodes->gpus_per_node));
+    const int wanted = nodes->num_nodes * std::max(1, nodes->gpus_per_node / parallel.tp);
     if (check.is_set("parallel.dp") && parallel.dp != wanted && !parallel.dp_address)
       check.problem("parallel.dp", fmt::format("is {}, but {} nodes with {} GPUs each have {} engines", parallel.dp, nodes->num_nodes,
                                                nodes->gpus_per_node, wanted));
@@ -70,6 +73,8 @@ void check_inference(InferenceConfig& config, const Check& check) {
     check.problem("max_num_batched_tokens", fmt::format("must be at least max_num_seqs, which is {}", config.max_num_seqs));
   if (config.max_cpu_loras < config.max_loras)
     check.problem("max_cpu_loras", fmt::format("must be at least max_loras, which is {}", config.max_loras));
+  if (config.parallel.tp > 1 && config.enable_lora)
+    check.not_built("parallel.tp", "adapters on devices that share layers; use 1 with enable_lora");
   if (!config.lora_modules.empty() && !config.enable_lora) check.problem("lora_modules", "needs enable_lora");
   if (!is_loopback(config.server.host) && !config.server.api_key)
     check.warn("server.host", "other machines can reach the server, and it asks for no api_key");

@@ -283,7 +283,7 @@ void choose_deployment(RlConfig& config, const Check& check) {
   apply_gpu_ids(config, check);
   if (!config.deployment) {
     const bool is_colocated =
-        config.inference && num_gpus(config, check) <= 1 && !detail::starts_teacher(config) && num_engines(*config.inference) == 1;
+        config.inference && num_gpus(config, check) <= 1 && !detail::starts_teacher(config) && num_engine_gpus(*config.inference) == 1;
     config.deployment = ColocatedDeployment{};
     if (!is_colocated) config.deployment = SingleNodeDeployment{};
   }
@@ -312,8 +312,11 @@ void choose_nodes(RlConfig& config, MultiNodeDeployment& nodes, const Check& che
   nodes.num_infer_nodes = num_infer;
   detail::choose_copies(config.trainer.model, "trainer.", nodes.num_train_nodes, nodes.nodes_per_fsdp_group, check);
   if (!config.inference) return;
-  const int wanted = num_infer * nodes.gpus_per_node;
   InferenceConfig& inference = *config.inference;
+  const int tp = inference.parallel.tp;
+  if (nodes.gpus_per_node % tp != 0)
+    check.problem("inference.parallel.tp", fmt::format("is {}, which does not divide the {} GPUs of a node", tp, nodes.gpus_per_node));
+  const int wanted = num_infer * std::max(1, nodes.gpus_per_node / tp);
   if (check.is_set("inference.parallel.dp") && inference.parallel.dp != wanted)
     check.problem("inference.parallel.dp", fmt::format("is {}, but {} nodes with {} GPUs each have {} engines", inference.parallel.dp,
                                                        num_infer, nodes.gpus_per_node, wanted));
@@ -328,6 +331,8 @@ void choose_engines(RlConfig& config, const Check& check) {
   if (std::holds_alternative<ColocatedDeployment>(*config.deployment)) {
     if (num_engines(inference) > 1)
       check.problem("inference.parallel.dp", "colocated has one engine, in the trainer's process; use deployment.type single_node");
+    if (inference.parallel.tp > 1)
+      check.problem("inference.parallel.tp", "colocated has one engine, on the trainer's device; use deployment.type single_node");
     return;
   }
   auto* node = std::get_if<SingleNodeDeployment>(&*config.deployment);
@@ -338,7 +343,16 @@ void choose_engines(RlConfig& config, const Check& check) {
   if (config.inference_gpu_ids && static_cast<int>(config.inference_gpu_ids->size()) != node->num_infer_gpus)
     check.problem("deployment.num_infer_gpus",
                   fmt::format("is {}, but inference_gpu_ids names {} GPUs", node->num_infer_gpus, config.inference_gpu_ids->size()));
-  const int wanted = std::max(num_engines(inference), node->num_infer_gpus);
+  const int tp = inference.parallel.tp;
+  if (check.is_set("deployment.num_infer_gpus") || config.inference_gpu_ids) {
+    if (node->num_infer_gpus % tp != 0)
+      check.problem("inference.parallel.tp", fmt::format("is {}, which does not divide deployment.num_infer_gpus, which is {}", tp,
+                                                         node->num_infer_gpus));
+  } else {
+    node->num_infer_gpus = tp;
+  }
+  const int wanted = std::max({1, num_engines(inference), node->num_infer_gpus / tp});
+  if (tp > 1) node->num_infer_gpus = wanted * tp;
   if (check.is_set("inference.parallel.dp") && inference.parallel.dp != wanted)
     check.problem("inference.parallel.dp", fmt::format("is {}, but {} engines follow from the other keys", inference.parallel.dp, wanted));
   inference.parallel.dp = inference.api_server_count = wanted;
@@ -378,12 +392,12 @@ void choose_gpus(RlConfig& config, const Check& check) {
   const bool has_engines = config.inference && config.inference->compute.device != DeviceKind::kCpu;
   const bool has_ranks = config.trainer.compute.device != DeviceKind::kCpu;
   int next = 0;
-  if (has_engines) config.inference_gpu_ids = next_gpus(config, next, config.inference->parallel.dp);
+  if (has_engines) config.inference_gpu_ids = next_gpus(config, next, num_engine_gpus(*config.inference));
   if (has_ranks) config.trainer_gpu_ids = next_gpus(config, next, node->num_train_gpus);
   if (next > check.context().num_devices)
     check.problem("deployment.num_train_gpus",
-                  fmt::format("is {} beside {} engines: they need GPUs 0 to {}, but there are {}", node->num_train_gpus,
-                              has_engines ? config.inference->parallel.dp : 0, next - 1, check.context().num_devices));
+                  fmt::format("is {} beside {} of the engines: they need GPUs 0 to {}, but there are {}", node->num_train_gpus,
+                              has_engines ? num_engine_gpus(*config.inference) : 0, next - 1, check.context().num_devices));
 }
 
 void choose_transports(RlConfig& config, const Check& check) {

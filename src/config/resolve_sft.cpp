@@ -60,6 +60,8 @@ void check_evaluation(SftConfig& config, const Check& check) {
   if (!engine.is_set("model.chat_template")) config.inference->model.chat_template = config.tokenizer.chat_template;
   detail::check_eval_engine(*config.inference, config.model.name, "model.name", engine);
   if (node == nullptr) return;
+  if (config.inference->parallel.tp > 1 && config.inference->compute.device != DeviceKind::kCpu)
+    check.not_built("inference.parallel.tp", "evaluations of a run on several GPUs; use 1");
   if (node->num_infer_gpus > 1) check.not_built("deployment.num_infer_gpus", "evaluations on several GPUs; use 1");
   if (node->num_infer_gpus == 0 && config.inference->compute.device == DeviceKind::kCuda)
     check.problem("inference.compute.device", "is cuda, but deployment.num_infer_gpus is 0: evaluations need a GPU of their own");

@@ -25,9 +25,12 @@ void choose_teacher_engines(RlConfig& config, const Check& check) {
   if (!check.is_set("teacher_inference.parallel.dp")) server.parallel.dp = server.api_server_count = 1;
   if (!config.teacher_gpu_ids || config.teacher_gpu_ids->size() < 2) return;
   const auto num_gpus = static_cast<int>(config.teacher_gpu_ids->size());
-  if (check.is_set("teacher_inference.parallel.dp") && server.parallel.dp != num_gpus)
+  const int tp = server.parallel.tp, num_engines = std::max(1, num_gpus / tp);
+  if (num_gpus % tp != 0)
+    check.problem("teacher_inference.parallel.tp", fmt::format("is {}, but teacher_gpu_ids names {} GPUs", tp, num_gpus));
+  if (check.is_set("teacher_inference.parallel.dp") && server.parallel.dp != num_engines)
     check.problem("teacher_inference.parallel.dp", fmt::format("is {}, but teacher_gpu_ids names {} GPUs", server.parallel.dp, num_gpus));
-  server.parallel.dp = server.api_server_count = num_gpus;
+  server.parallel.dp = server.api_server_count = num_engines;
 }
 
 void name_model(RlConfig& config, const Check& check) {

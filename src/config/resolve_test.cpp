@@ -297,6 +297,31 @@ TEST(ResolveRl, OverSeveralNodesEveryGpuOfInferenceHasAnEngine) {
   EXPECT_THAT(error_of<RlConfig>(nodes + "--inference-gpu-ids 0 --trainer-gpu-ids 1"), HasSubstr("is for one machine"));
 }
 
+TEST(ResolveRl, DevicesThatShareLayersAreOneEngine) {
+  const std::string node = kRlLine + "--deployment.type single_node --inference.parallel.tp 2 ";
+  Context gpus;
+  gpus.num_devices = 8;
+  const auto one = load_line<RlConfig>(node, gpus).config;
+  EXPECT_EQ(num_engines(*one.inference), 1);
+  EXPECT_EQ(std::get<SingleNodeDeployment>(*one.deployment).num_infer_gpus, 2);
+  EXPECT_THAT(*one.inference_gpu_ids, ElementsAre(0, 1));
+  EXPECT_THAT(*one.trainer_gpu_ids, ElementsAre(2));
+  const auto two = load_line<RlConfig>(node + "--deployment.num-infer-gpus 4 --deployment.num-train-gpus 2", gpus).config;
+  EXPECT_EQ(num_engines(*two.inference), 2);
+  EXPECT_THAT(two.orchestrator.student.client.base_url, SizeIs(2));
+  EXPECT_THAT(*two.inference_gpu_ids, ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(*two.trainer_gpu_ids, ElementsAre(4, 5));
+  EXPECT_EQ(num_engines(*load_line<RlConfig>(node + "--inference.parallel.dp 3").config.inference), 3);
+  EXPECT_EQ(num_engines(*load_line<RlConfig>(node + "--inference-gpu-ids 0,1,2,3 --trainer-gpu-ids 4").config.inference), 2);
+  EXPECT_THAT(error_of<RlConfig>(node + "--deployment.num-infer-gpus 3"), HasSubstr("does not divide deployment.num_infer_gpus, which is 3"));
+  EXPECT_THAT(error_of<RlConfig>(kRlLine + "--deployment.type colocated --inference.parallel.tp 2"), HasSubstr("use deployment.type single_node"));
+  EXPECT_TRUE(std::holds_alternative<SingleNodeDeployment>(*load_line<RlConfig>(kRlLine + "--inference.parallel.tp 2").config.deployment));
+  const std::string nodes = kRlLine + "--deployment.type multi_node --deployment.num-infer-nodes 2 --deployment.gpus-per-node ";
+  EXPECT_EQ(num_engines(*load_line<RlConfig>(nodes + "4 --inference.parallel.tp 2").config.inference), 4);
+  EXPECT_THAT(error_of<RlConfig>(nodes + "3 --inference.parallel.tp 2"), HasSubstr("does not divide the 3 GPUs of a node"));
+  EXPECT_EQ(load_line<InferenceConfig>("inference --model.name ./m --vllm.tensor-parallel-size 2").config.parallel.tp, 2);
+}
+
 TEST(ResolveRl, NodesInGroupsHoldACopyOfTheStateEach) {
   const std::string nodes = kRlLine + "--deployment.type multi_node --deployment.num-train-nodes 4 ";
   EXPECT_EQ(load_line<RlConfig>(nodes + "--deployment.nodes-per-fsdp-group 2").config.trainer.model.dp_replicate, 2);
@@ -410,7 +435,7 @@ TEST(ResolveRl, WhatIsNotBuiltIsNamedWithItsKey) {
   expect("--weight-broadcast.type nixl --deployment.type single_node", "NIXL");
   expect("--weight-broadcast.type nccl --trainer.model.lora.modules-to-save lm_head --deployment.type single_node", "whole modules");
   expect("--trainer.max-concurrent-runs 2 --trainer.model.lora", "several runs in one launch");
-  expect("--inference.parallel.tp 2", "tensor parallelism");
+  expect("--deployment.type single_node --inference.parallel.tp 2 --inference.enable-lora", "adapters on devices that share layers");
   expect("--trainer.model.tp 2", "tensor parallelism");
   expect("--model.vlm", "vision");
   expect("--trainer.model.fp8", "8-bit");

@@ -314,6 +314,7 @@ struct BenchConfig {
   std::string shape = "smollm2-135m";
   int num_layers = 0;
   int num_sequences = 32;
+  int tp = 1;
   int prompt_tokens = 128;
   int completion_tokens = 128;
   int train_tokens = 4096;
@@ -343,6 +344,8 @@ struct BenchConfig {
     v.field("shape", shape, "Shape of the random model: smollm2-135m, or qwen3- and 0.6b, 1.7b, 4b, 8b, 14b, 32b, 30b-a3b");
     v.field("num_layers", num_layers, "Only that many layers of the shape, where all would not fit; 0 for all", {.min = 0});
     v.field("num_sequences", num_sequences, "Sequences decoded at once", {.min = 1});
+    v.field("tp", tp, "Of suites decode and prefill: devices that share the layers; measured beside one device",
+            {.unit = "devices", .min = 1, .max = 8});
     v.field("prompt_tokens", prompt_tokens, "Length of a prompt", {.unit = "tokens", .min = 1});
     v.field("completion_tokens", completion_tokens, "Tokens generated per sequence", {.unit = "tokens", .min = 1});
     v.field("train_tokens", train_tokens, "Packed tokens of a training step", {.unit = "tokens", .min = 1});

@@ -13,6 +13,7 @@
 #include "engine/core.hpp"
 #include "engine/paged_runner.hpp"
 #include "engine/resolve_request.hpp"
+#include "engine/sharded_runner.hpp"
 
 namespace prl::engine {
 namespace {
@@ -33,7 +34,7 @@ const nn::ModelConfig& config_of(const nn::WeightsPtr& weights) {
 
 std::unique_ptr<EngineCore> make_core(std::shared_ptr<DeviceRuntime> runtime, const EngineOptions& options, nn::WeightsPtr weights) {
   check_options(options, config_of(weights));
-  check_cache_size(options, weights->config, weights->compute);
+  check_cache_size(options, nn::config_of_shard(weights->config, weights->shard.size), weights->compute);
   CoreOptions core;
   core.num_blocks = options.num_blocks;
   core.block_size = options.block_size;
@@ -43,7 +44,12 @@ std::unique_ptr<EngineCore> make_core(std::shared_ptr<DeviceRuntime> runtime, co
   core.scheduler.max_num_batched_tokens = options.max_num_batched_tokens;
   core.scheduler.enable_prefix_caching = options.enable_prefix_caching;
   core.scheduler.enable_chunked_prefill = options.enable_chunked_prefill;
-  return std::make_unique<EngineCore>(core, std::make_unique<PagedRunner>(std::move(runtime), options, std::move(weights)));
+  std::unique_ptr<ModelRunner> runner;
+  if (weights->others.empty())
+    runner = std::make_unique<PagedRunner>(std::move(runtime), options, std::move(weights));
+  else
+    runner = std::make_unique<ShardedRunner>(std::move(runtime), options, std::move(weights));
+  return std::make_unique<EngineCore>(core, std::move(runner));
 }
 
 /// Steps as spans: each one of a trace, and as stretches of work where one follows the other.

@@ -21,14 +21,14 @@ bool is_finite(const ops::SampleResult& result) {
 
 nn::KvCache make_cache(const std::shared_ptr<DeviceRuntime>& runtime, const nn::Weights& weights, std::int64_t num_blocks,
                        std::int64_t block_size) {
-  const std::size_t num_bytes =
-      static_cast<std::size_t>(num_blocks) * nn::KvCache::bytes_per_block(weights.config, weights.compute, block_size);
+  const nn::ModelConfig config = nn::config_of_shard(weights.config, weights.shard.size);
+  const std::size_t num_bytes = static_cast<std::size_t>(num_blocks) * nn::KvCache::bytes_per_block(config, weights.compute, block_size);
   const std::size_t num_available = runtime->bytes_available();
   if (num_bytes > num_available) {
     fail(ErrorCode::kOutOfMemory, "the KV cache of {} blocks needs {:.1f} MiB, {} has {:.1f} MiB left; make the cache smaller", num_blocks,
          static_cast<double>(num_bytes) / kMiB, to_string(runtime->device()), static_cast<double>(num_available) / kMiB);
   }
-  return {runtime, weights.config, weights.compute, num_blocks, block_size};
+  return {runtime, config, weights.compute, num_blocks, block_size};
 }
 
 std::string non_finite_error(const Sequence& sequence, std::int64_t position) {
@@ -50,14 +50,14 @@ void check_cache_size(const EngineOptions& options, const nn::ModelConfig& confi
   }
 }
 
-PagedRunner::PagedRunner(std::shared_ptr<DeviceRuntime> runtime, const EngineOptions& options, nn::WeightsPtr weights)
+PagedRunner::PagedRunner(std::shared_ptr<DeviceRuntime> runtime, const EngineOptions& options, nn::WeightsPtr weights, RunnerShare share)
     : runtime_(runtime),
       block_size_(options.block_size),
       weights_(std::move(weights)),
       session_(runtime, options.num_threads),
       cache_(make_cache(runtime, *weights_, options.num_blocks, options.block_size)),
-      model_(session_.context(), options.record_steps),
-      sampler_(session_.context()),
+      model_(session_.context(), options.record_steps, share.layers),
+      sampler_(session_.context(), share.sequences),
       drawn_B_(Tensor::empty(runtime, {options.max_num_seqs}, DType::kI32)),
       times_(options.times),
       stopwatch_(times_ != nullptr || spans::is_on(spans::Detail::kFine) ? runtime->make_stopwatch() : nullptr) {
@@ -296,6 +296,10 @@ WeightProof ModelRunner::prove_with(const nn::AdapterPtr&) { fail(ErrorCode::kIn
 
 nn::AdapterPtr PagedRunner::make_adapter(const nn::StoredAdapter& stored) {
   return nn::pack_adapter(session_.context(), weights_->config, stored);
+}
+
+std::vector<float> PagedRunner::probe_logprobs() {
+  return nn::probe_logprobs(model_, session_.context(), *weights_, nn::probe_prompt(weights_->config.vocab_size));
 }
 
 WeightProof PagedRunner::prove_with(const nn::AdapterPtr& adapter) {

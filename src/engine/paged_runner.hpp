@@ -2,6 +2,7 @@
 
 #include <array>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -16,11 +17,17 @@ namespace prl::engine {
 /// Error{kOutOfMemory} with numbers if the cache does not hold one sequence of max_model_len.
 void check_cache_size(const EngineOptions& options, const nn::ModelConfig& config, DType compute);
 
+/// One of several runners of the same steps, on devices that share the layers.
+struct RunnerShare {
+  ops::SharedLayers layers = {};
+  std::mutex* sequences = nullptr;  ///< see Sampler
+};
+
 /// The decoder over a paged cache on one device. Buffers grow to the largest step and stay.
 class PagedRunner final : public ModelRunner {
  public:
   /// Error{kOutOfMemory} if the cache does not fit the device.
-  PagedRunner(std::shared_ptr<DeviceRuntime> runtime, const EngineOptions& options, nn::WeightsPtr weights);
+  PagedRunner(std::shared_ptr<DeviceRuntime> runtime, const EngineOptions& options, nn::WeightsPtr weights, RunnerShare share = {});
   ~PagedRunner() override;
   void begin(const StepPlan& plan, StepOutput& output) override;
   void finish(const StepPlan& plan, StepOutput& output) override;
@@ -30,6 +37,8 @@ class PagedRunner final : public ModelRunner {
   WeightProof prove() override { return prove_with(weights_->adapter); }
   nn::AdapterPtr make_adapter(const nn::StoredAdapter& stored) override;
   WeightProof prove_with(const nn::AdapterPtr& adapter) override;
+  /// WeightProof::probe_logprobs of the weights in use.
+  std::vector<float> probe_logprobs();
 
  private:
   /// Marks of a step: when it was queued, and behind its layers, head and draw; and the last mark of the step before, if there was one.

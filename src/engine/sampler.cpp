@@ -145,9 +145,7 @@ void add_edits(ops::LogitEdits& edits, const Draw& draw, std::int32_t row_idx, s
 void Sampler::begin(TensorView logits_BV, std::span<const Draw> draws_B, TensorView drawn_B, ops::PendingSamples& pending) {
   PRL_CHECK(logits_BV.shape.num_rows() == static_cast<std::int64_t>(draws_B.size()), "{} rows of logits for {} sequences",
             logits_BV.shape.num_rows(), draws_B.size());
-  edits_.clear();
-  for (std::size_t i = 0; i < draws_B.size(); ++i)
-    if (needs_edit(draws_B[i])) add_edits(edits_, draws_B[i], static_cast<std::int32_t>(i), logits_BV.shape.num_cols());
+  set_edits(draws_B, logits_BV.shape.num_cols());
   ops::edit_logits(ctx_, logits_BV, drawn_B, edits_);
   set_rows(draws_B);
   ops::begin_sample(ctx_, pending, drawn_B, logits_BV, rows_);
@@ -158,6 +156,13 @@ bool Sampler::begin_head(ConstTensorView h_BH, const ops::LinearWeight& lm_head,
   if (std::ranges::any_of(draws_B, needs_edit)) return false;
   set_rows(draws_B);
   return ops::begin_sample_head(ctx_, pending, drawn_B, h_BH, lm_head, rows_);
+}
+
+void Sampler::set_edits(std::span<const Draw> draws_B, std::int64_t vocab_size) {
+  const auto lock = sequences_ != nullptr ? std::unique_lock(*sequences_) : std::unique_lock<std::mutex>();
+  edits_.clear();
+  for (std::size_t i = 0; i < draws_B.size(); ++i)
+    if (needs_edit(draws_B[i])) add_edits(edits_, draws_B[i], static_cast<std::int32_t>(i), vocab_size);
 }
 
 void Sampler::set_rows(std::span<const Draw> draws_B) {

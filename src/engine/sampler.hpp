@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -31,7 +32,8 @@ void add_edits(ops::LogitEdits& edits, const Draw& draw, std::int32_t row, std::
 /// index of the token in its output, on nothing else of the batch.
 class Sampler {
  public:
-  explicit Sampler(ops::OpContext& ctx) : ctx_(ctx) {}
+  /// `sequences`: held while what sequences remember of their tokens is read and kept up, if others do it beside this one.
+  explicit Sampler(ops::OpContext& ctx, std::mutex* sequences = nullptr) : ctx_(ctx), sequences_(sequences) {}
   /// One token per row, as ops::begin_sample. logits_BV: fp32, on the device of the context; rows that need editing are overwritten.
   /// drawn_B has the step's tokens in the end and those of the step before until then, which draws may refer to.
   void begin(TensorView logits_BV, std::span<const Draw> draws_B, TensorView drawn_B, ops::PendingSamples& pending);
@@ -45,8 +47,10 @@ class Sampler {
 
  private:
   void set_rows(std::span<const Draw> draws_B);
+  void set_edits(std::span<const Draw> draws_B, std::int64_t vocab_size);
 
   ops::OpContext& ctx_;
+  std::mutex* sequences_;
   ops::LogitEdits edits_;
   std::vector<ops::SampleRow> rows_;
   ops::PendingSamples pending_top_;

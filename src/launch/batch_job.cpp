@@ -194,9 +194,9 @@ int gpus_of_one_node(const config::RlConfig& config) {
     if (ids && !ids->empty()) highest = std::max(highest, std::ranges::max(*ids) + 1);
   };
   add(config.trainer.compute, config.trainer_gpu_ids, node ? node->num_train_gpus : 1);
-  if (node && config.inference) add(config.inference->compute, config.inference_gpu_ids, config::num_engines(*config.inference));
+  if (node && config.inference) add(config.inference->compute, config.inference_gpu_ids, config::num_engine_gpus(*config.inference));
   if (node && config.teacher_inference)
-    add(config.teacher_inference->compute, config.teacher_gpu_ids, config::num_engines(*config.teacher_inference));
+    add(config.teacher_inference->compute, config.teacher_gpu_ids, config::num_engine_gpus(*config.teacher_inference));
   return highest + wanted;
 }
 
@@ -231,7 +231,7 @@ BatchJob batch_job(const config::SftConfig& config) {
 
 BatchJob batch_job(const config::InferenceConfig& config) {
   BatchJob job = start_job(*config.slurm, "inference", config.output_dir);
-  job.num_gpus = uses_gpu(config.compute) ? config::num_engines(config) : 0;
+  job.num_gpus = uses_gpu(config.compute) ? config::num_engine_gpus(config) : 0;
   if (const auto* nodes = std::get_if<config::InferenceMultiNode>(&config.deployment)) {
     job.num_nodes = nodes->num_nodes;
     job.num_gpus = uses_gpu(config.compute) ? nodes->gpus_per_node : 0;

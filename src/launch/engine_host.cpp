@@ -19,6 +19,17 @@ std::filesystem::path image_name(const std::string& store, const std::string& ad
 
 }  // namespace
 
+std::vector<std::shared_ptr<DeviceRuntime>> devices_beside(const std::shared_ptr<DeviceRuntime>& first, int num) {
+  std::vector<std::shared_ptr<DeviceRuntime>> devices{first};
+  const auto [kind, index] = first->device();
+  try {
+    for (int i = 1; i < num; ++i) devices.push_back(kind == DeviceKind::kCpu ? make_cpu_runtime() : make_cuda_runtime(index + i));
+  } catch (const Error& error) {
+    throw error.with_context(fmt::format("parallel.tp = {}", num));
+  }
+  return devices;
+}
+
 std::int64_t default_block_size(DeviceKind device) { return device == DeviceKind::kCuda ? 32 : 16; }
 
 std::int64_t largest_lora_rank(const config::InferenceConfig& config) {
@@ -54,7 +65,8 @@ engine::EngineOptions engine_options(const config::InferenceConfig& config, cons
   // Room for every running request at full length, but never more than an eighth of what is free on a CPU that other roles share.
   constexpr double kShare = 0.125;
   const DType dtype = compute_dtype(config.model.dtype, runtime.device().kind);
-  const std::size_t per_block = nn::KvCache::bytes_per_block(model, dtype, options.block_size);
+  const std::size_t per_block =
+      nn::KvCache::bytes_per_block(nn::config_of_shard(model, config.parallel.tp), dtype, options.block_size);
   const std::int64_t blocks_per_seq = (options.max_model_len + options.block_size - 1) / options.block_size;
   const auto affordable =
       static_cast<std::int64_t>(static_cast<double>(runtime.bytes_available()) * kShare / static_cast<double>(per_block));
@@ -73,12 +85,14 @@ TextOptions engine_text_options(const config::InferenceConfig& config) {
 
 EngineHost::EngineHost(const config::InferenceConfig& config, std::shared_ptr<DeviceRuntime> runtime, int num_versions)
     : runtime_(std::move(runtime)),
+      devices_(devices_beside(runtime_, config.parallel.tp)),
       name_(config.model.name),
       folder_(model_folder(config.model.name)),
       dtype_(compute_dtype(config.model.dtype, runtime_->device().kind)),
       adapter_dtype_(adapter_dtype(config.lora_dtype, dtype_, "lora_dtype")),
       port_(config.server.port) {
   model_ = nn::load_model_config(folder_);
+  nn::check_shards(model_, config.parallel.tp);
   config::InferenceConfig planned = config;
   if (is_planned(*runtime_)) {
     plan_ = plan_engine(engine_share(*runtime_, config), config, model_, dtype_, num_versions);
@@ -91,6 +105,7 @@ EngineHost::EngineHost(const config::InferenceConfig& config, std::shared_ptr<De
 
 EngineHost::EngineHost(const config::InferenceConfig& config, std::shared_ptr<DeviceRuntime> runtime, nn::WeightsPtr weights)
     : runtime_(std::move(runtime)),
+      devices_{runtime_},
       name_(config.model.name),
       folder_(model_folder(config.model.name)),
       dtype_(weights->compute),
@@ -103,12 +118,21 @@ EngineHost::EngineHost(const config::InferenceConfig& config, std::shared_ptr<De
 void EngineHost::start(const config::InferenceConfig& config, nn::WeightsPtr weights) {
   text_ = load_text(folder_, engine_text_options(config));
   load_session_ = std::make_unique<ops::OpSession>(runtime_, config.compute.num_threads);
+  for (std::size_t i = 1; i < devices_.size(); ++i)
+    other_sessions_.push_back(std::make_unique<ops::OpSession>(devices_[i], config.compute.num_threads));
   if (weights == nullptr) weights = load(folder_, PolicyVersion{0}, nullptr);
   const engine::EngineOptions options = engine_options(config, model_, *runtime_);
   engine_ = std::make_unique<engine::Engine>(runtime_, options, std::move(weights));
-  log::info("engine: {} parameters in {}, {} KV blocks of {} tokens, up to {} requests at once, context {}", model_.num_parameters(),
-            dtype_ == DType::kBF16 ? "bfloat16" : "float32", engine_->stats().num_blocks_total, options.block_size, options.max_num_seqs,
-            options.max_model_len);
+  log::info("engine: {} parameters in {}{}, {} KV blocks of {} tokens, up to {} requests at once, context {}", model_.num_parameters(),
+            dtype_ == DType::kBF16 ? "bfloat16" : "float32",
+            devices_.size() == 1 ? "" : fmt::format(" on {} devices that share the layers", devices_.size()),
+            engine_->stats().num_blocks_total, options.block_size, options.max_num_seqs, options.max_model_len);
+}
+
+std::vector<ops::OpContext*> EngineHost::contexts() const {
+  std::vector<ops::OpContext*> all{&load_session_->context()};
+  for (const auto& session : other_sessions_) all.push_back(&session->context());
+  return all;
 }
 
 void EngineHost::log_memory() const {
@@ -149,8 +173,12 @@ weights::Received EngineHost::take(const std::string& store, PolicyVersion versi
                                        .adapter = adapter,
                                        .max_adapter_bytes = nn::max_peft_image_bytes(model_)};
   std::call_once(receives_, [this] {
-    receiver_ = std::make_unique<weights::WeightReceiver>(weights::WeightReceiverOptions{
-        .engine = fmt::format("{}:{}", weights::own_machine(), port_), .path = weights::make_device_path(*runtime_), .memory = runtime_});
+    // Each of several devices takes its part out of host memory.
+    const bool is_one_device = devices_.size() == 1;
+    receiver_ = std::make_unique<weights::WeightReceiver>(
+        weights::WeightReceiverOptions{.engine = fmt::format("{}:{}", weights::own_machine(), port_),
+                                       .path = is_one_device ? weights::make_device_path(*runtime_) : weights::DevicePath{},
+                                       .memory = is_one_device ? runtime_ : make_cpu_runtime()});
   });
   return receiver_->receive(store, version, acceptable, timeout);
 }
@@ -160,6 +188,7 @@ nn::WeightsPtr EngineHost::receive(const std::string& store, PolicyVersion versi
   const weights::Received received = take(store, version, "", timeout);
   const std::lock_guard lock(loading_);
   if (received.is_adapter) return with_adapter({image_name(store, "", version), received.values}, version, previous);
+  if (devices_.size() > 1) return nn::load_shared_weights(contexts(), model_, received.values, version, previous);
   return nn::load_flat_weights(load_session_->context(), model_, received.values, version, previous);
 }
 
@@ -186,6 +215,7 @@ nn::WeightsPtr EngineHost::load(const std::filesystem::path& folder, PolicyVersi
   if (previous != nullptr && std::filesystem::exists(folder / nn::kPeftConfig, ignored)) return with_adapter(folder, version, previous);
   if (const auto file = folder / "config.json"; previous != nullptr && std::filesystem::exists(file, ignored))
     nn::check_same_model(model_, nn::load_model_config(folder), file);
+  if (devices_.size() > 1) return nn::load_shared_weights(contexts(), model_, folder, dtype_, version, previous);
   return nn::load_weights(load_session_->context(), model_, folder, dtype_, version, previous);
 }
 

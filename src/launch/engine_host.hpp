@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "config/inference_config.hpp"
 #include "engine/adapter_set.hpp"
@@ -28,13 +29,16 @@ std::int64_t largest_lora_rank(const config::InferenceConfig& config);
 /// Where kv.num_blocks is not set, the cache takes an eighth of the free memory at most; on a GPU a memory plan has set it.
 engine::EngineOptions engine_options(const config::InferenceConfig& config, const nn::ModelConfig& model, const DeviceRuntime& runtime);
 
+/// `first` and those that follow it, `num` in all, to share the layers of an engine. Error{kUnavailable} if there are not so many.
+std::vector<std::shared_ptr<DeviceRuntime>> devices_beside(const std::shared_ptr<DeviceRuntime>& first, int num);
+
 /// How a server of the engine reads and writes text.
 TextOptions engine_text_options(const config::InferenceConfig& config);
 
 /// An engine with its device, tokenizer and templates, and a loader for weights from folders.
 class EngineHost {
  public:
-  /// Loads the model of `config`. On a GPU it makes and prints a memory plan first, in which `num_versions` weights can exist at once:
+  /// Loads the model of `config`, on parallel.tp devices from that of `runtime` on. On a GPU it makes and prints a memory plan first, in which `num_versions` weights can exist at once:
   /// those that are served and those that are being loaded, and what else the caller holds. Error{kOutOfMemory} if that cannot fit.
   EngineHost(const config::InferenceConfig& config, std::shared_ptr<DeviceRuntime> runtime, int num_versions = 2);
   /// Uses weights that are already loaded: those of a trainer in the same process, whose plan sets kv.num_blocks.
@@ -69,7 +73,11 @@ class EngineHost {
   /// Of an adapter that has no checksum of its base, only a name.
   void warn_of_other_base(const nn::StoredAdapter& adapter, const nn::PeftSource& source) const;
 
+  /// A context for each of the engine's devices.
+  std::vector<ops::OpContext*> contexts() const;
+
   std::shared_ptr<DeviceRuntime> runtime_;
+  std::vector<std::shared_ptr<DeviceRuntime>> devices_;  ///< it, and those that share the layers with it
   std::string name_;
   std::filesystem::path folder_;
   TextSetup text_;
@@ -81,6 +89,7 @@ class EngineHost {
   std::once_flag receives_;
   std::unique_ptr<weights::WeightReceiver> receiver_;  ///< once weights were received
   std::unique_ptr<ops::OpSession> load_session_;
+  std::vector<std::unique_ptr<ops::OpSession>> other_sessions_;
   std::mutex loading_;  ///< guards load_session_ and what follows of it
   std::weak_ptr<const nn::Weights> identified_;
   nn::BaseIdentity identity_;  ///< of identified_

@@ -93,7 +93,7 @@ ChildSpec engine_of_group(const config::InferenceConfig& config, const GroupPlac
   set("--output-dir", (config.output_dir / child.name).string());
   if (config.compute.device == config::DeviceKind::kCpu && config.compute.num_threads == 0)
     set("--compute.num-threads", std::to_string(std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / place.num_here)));
-  if (device_kind(config.compute) == DeviceKind::kCuda) child.env["CUDA_VISIBLE_DEVICES"] = visible_devices_of(std::span(&local, 1));
+  if (device_kind(config.compute) == DeviceKind::kCuda) child.env["CUDA_VISIBLE_DEVICES"] = visible_devices_of(gpus_of_engine(config, local));
   if (const std::string secrets = config::secrets_of(config); !secrets.empty()) child.env[config::kSecretsVariable] = secrets;
   child.log_file = log_file(config.output_dir, child.name + ".log");
   child.must_finish = false;
@@ -179,9 +179,10 @@ int run_headless(const config::InferenceConfig& config, const GroupPlace& place,
 
 void place_engines(config::InferenceConfig& config, const NodePlace& place) {
   config::ParallelConfig& parallel = config.parallel;
-  parallel.dp = config.api_server_count = place.num_nodes * place.per_node;
-  parallel.dp_local = place.per_node;
-  parallel.dp_start_rank = place.rank * place.per_node;
+  const int num_here = std::max(1, place.per_node / parallel.tp);
+  parallel.dp = config.api_server_count = place.num_nodes * num_here;
+  parallel.dp_local = num_here;
+  parallel.dp_start_rank = place.rank * num_here;
   parallel.headless = place.rank > 0;
   parallel.dp_address.reset();
   // Of its own: the nodes may share the folder, and a job that is started again reads the configuration that is there.

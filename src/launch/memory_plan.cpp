@@ -10,6 +10,7 @@
 #include "base/log.hpp"
 #include "base/units.hpp"
 #include "engine/memory.hpp"
+#include "engine/sharded_runner.hpp"
 #include "launch/engine_host.hpp"
 #include "launch/run_folder.hpp"
 #include "launch/run_spans.hpp"
@@ -249,7 +250,23 @@ engine::EngineBytes engine_bytes(const config::InferenceConfig& inference, const
                                                     .max_num_batched_tokens = inference.max_num_batched_tokens},
                                                    model, compute);
   bytes.passes += 2 * kRoleBytes;
+  bytes.block = nn::KvCache::bytes_per_block(nn::config_of_shard(model, inference.parallel.tp), compute, block);
   return bytes;
+}
+
+/// Of the weights, on each of the engine's devices.
+std::size_t engine_weight_bytes(const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute) {
+  if (inference.parallel.tp == 1) return weight_bytes(model, compute);
+  return static_cast<std::size_t>(nn::make_tensor_table(model, {0, inference.parallel.tp})->num_parameters()) * size_of(compute);
+}
+
+/// What the devices of an engine exchange: two gathered tensors.
+std::size_t exchange_bytes(const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute) {
+  if (inference.parallel.tp == 1) return 0;
+  engine::EngineOptions options;
+  options.max_num_seqs = inference.max_num_seqs;
+  options.max_num_batched_tokens = inference.max_num_batched_tokens;
+  return 2 * engine::ShardedRunner::gathered_bytes(options, model, compute);
 }
 
 /// Of the adapters that are ready to compute with at a time, and of one that takes a place before another leaves it.
@@ -264,6 +281,7 @@ void add_passes(MemoryPlan& plan, const config::InferenceConfig& inference, cons
                 const char* advice) {
   const engine::EngineBytes needs = engine_bytes(inference, model, compute);
   plan.parts.emplace_back("engine", needs.passes);
+  if (const std::size_t bytes = exchange_bytes(inference, model, compute); bytes > 0) plan.parts.emplace_back("exchange", bytes);
   if (const std::size_t bytes = adapter_bytes(inference, model, compute); bytes > 0) plan.parts.emplace_back("adapters", bytes);
   const std::int64_t wanted =
       inference.kv.num_blocks ? static_cast<std::int64_t>(*inference.kv.num_blocks) : inference.max_num_seqs * needs.blocks_per_sequence;
@@ -306,8 +324,8 @@ MemoryPlan plan_engine(std::size_t available, const config::InferenceConfig& inf
                        int num_versions) {
   MemoryPlan plan;
   plan.available = available;
-  plan.parts = {{"weights", weight_bytes(model, compute)},
-                {"weights in flight", static_cast<std::size_t>(num_versions - 1) * weight_bytes(model, compute)}};
+  const std::size_t version = engine_weight_bytes(inference, model, compute);
+  plan.parts = {{"weights", version}, {"weights in flight", static_cast<std::size_t>(num_versions - 1) * version}};
   add_passes(plan, inference, model, compute,
              "the cache must hold one sequence of model.max_model_len tokens at least: lower that or kv.num_blocks, or raise "
              "gpu_memory_utilization if the device has more");

@@ -191,6 +191,24 @@ TEST_F(MemoryPlanTest, AnEngineAloneGivesItsCacheWhatIsLeft) {
   EXPECT_THROW((void)plan_engine(gib, inference, model, DType::kBF16, 2), Error);
 }
 
+TEST_F(MemoryPlanTest, DevicesThatShareLayersHoldAPartOfWeightsAndCache) {
+  const nn::ModelConfig model = nn::load_model_config(folder_);
+  config::InferenceConfig inference;
+  inference.kv.num_blocks = 64;
+  const std::size_t gib = std::size_t{1} << 30;
+  const MemoryPlan one = plan_engine(gib, inference, model, DType::kBF16, 2);
+  inference.parallel.tp = 2;
+  const MemoryPlan two = plan_engine(gib, inference, model, DType::kBF16, 2);
+  EXPECT_EQ(two.part("KV cache"), one.part("KV cache") / 2);
+  EXPECT_EQ(one.part("exchange"), 0u);
+  EXPECT_GT(two.part("exchange"), 0u);
+  // Embedding, head and norms are whole on each of them.
+  const std::size_t whole = 2 * static_cast<std::size_t>(model.vocab_size * model.hidden_size) * (model.tie_word_embeddings ? 1 : 2);
+  EXPECT_NEAR(static_cast<double>(two.part("weights") - whole), static_cast<double>(one.part("weights") - whole) / 2,
+              0.02 * static_cast<double>(one.part("weights")));
+  EXPECT_EQ(two.part("weights in flight"), two.part("weights"));
+}
+
 TEST_F(MemoryPlanTest, AdaptersHaveTheirPlacesBesideTheCache) {
   const nn::ModelConfig model = nn::load_model_config(folder_);
   config::InferenceConfig inference;

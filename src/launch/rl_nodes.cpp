@@ -108,13 +108,13 @@ void start_engines(const config::RlConfig& config, const RlNodes& nodes, const N
                    Supervisor& supervisor) {
   const int node = meeting.place().rank;
   const bool uses_gpus = device_kind(config.inference->compute) == DeviceKind::kCuda;
-  for (int number = 0; number < nodes.per_node; ++number) {
+  for (int number = 0; number < nodes.engines_per_node; ++number) {
     ChildSpec engine = roles.engine({.number = number,
-                                     .num_here = nodes.per_node,
+                                     .num_here = nodes.engines_per_node,
                                      .host = meeting.host(),
-                                     .name = fmt::format("inference_{}", node * nodes.per_node + number),
+                                     .name = fmt::format("inference_{}", node * nodes.engines_per_node + number),
                                      .log_file = log_of(log_file(config.output_dir, "inference"), node, number)});
-    if (uses_gpus) engine.env["CUDA_VISIBLE_DEVICES"] = visible_devices_of(std::span(&number, 1));
+    if (uses_gpus) engine.env["CUDA_VISIBLE_DEVICES"] = visible_devices_of(gpus_of_engine(*config.inference, number));
     supervisor.start(std::move(engine));
   }
   if (node == 0) link_log(config.output_dir, "inference");
@@ -200,6 +200,7 @@ RlNodes::RlNodes(const config::RlConfig& config) {
   num_infer = config.inference ? deployment.num_infer_nodes.value_or(1) : 0;
   num_train = deployment.num_train_nodes;
   per_node = deployment.gpus_per_node;
+  if (config.inference) engines_per_node = std::max(1, per_node / config.inference->parallel.tp);
   orchestrator_on_inference = deployment.orchestrator_on_inference;
 }
 
@@ -212,7 +213,7 @@ config::RlConfig with_addresses(config::RlConfig config, const std::vector<std::
     std::vector<std::string>& urls = config.orchestrator.student.client.base_url;
     urls.clear();
     for (int node = 0; node < nodes.num_infer; ++node)
-      for (int number = 0; number < nodes.per_node; ++number)
+      for (int number = 0; number < nodes.engines_per_node; ++number)
         urls.push_back(fmt::format("http://{}:{}/v1", in_url(host_of(node)), config.inference->server.port + number));
   }
   const auto set_store = [&](config::WeightBroadcast& broadcast) {

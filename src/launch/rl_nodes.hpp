@@ -14,6 +14,7 @@ namespace prl::launch {
 /// the trainer's first node or the last one of inference.
 struct RlNodes {
   int num_infer = 0, num_train = 1, per_node = 1;
+  int engines_per_node = 1;  ///< of inference
   bool orchestrator_on_inference = false;
 
   explicit RlNodes(const config::RlConfig& config);

@@ -92,7 +92,11 @@ ChildSpec RoleChildren::engine(const EnginePlace& place) const {
   set("--api-server-count", "1");
   if (place.num_here > 1 && inference.compute.device == config::DeviceKind::kCpu && inference.compute.num_threads == 0)
     set("--compute.num-threads", std::to_string(std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / place.num_here)));
-  if (config_.inference_gpu_ids) show_gpus(child, std::vector<int>{config_.inference_gpu_ids->at(static_cast<std::size_t>(place.number))});
+  if (config_.inference_gpu_ids) {
+    std::vector<int> own;
+    for (const int i : gpus_of_engine(inference, place.number)) own.push_back(config_.inference_gpu_ids->at(static_cast<std::size_t>(i)));
+    show_gpus(child, own);
+  }
   return child;
 }
 

@@ -6,6 +6,7 @@
 #include <cctype>
 #include <cstdlib>
 #include <filesystem>
+#include <numeric>
 #include <string_view>
 #include <system_error>
 
@@ -58,6 +59,12 @@ std::string visible_devices_of(std::span<const int> ids) {
     names += (names.empty() ? "" : ",") + (*listed)[static_cast<std::size_t>(id)];
   }
   return names;
+}
+
+std::vector<int> gpus_of_engine(const config::InferenceConfig& config, int number) {
+  std::vector<int> ids(static_cast<std::size_t>(config.parallel.tp));
+  std::iota(ids.begin(), ids.end(), number * config.parallel.tp);
+  return ids;
 }
 
 }  // namespace prl::launch

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "config/inference_config.hpp"
+
 namespace prl::launch {
 
 /// The GPUs of this process by CUDA_VISIBLE_DEVICES, as it names them (numbers or UUIDs); nullopt if the variable is not set, which means
@@ -18,5 +20,8 @@ int num_visible_gpus();
 /// If this process sees no GPU, children see none either.
 /// Error{kInvalidArgument} naming the numbers that the list does not have.
 std::string visible_devices_of(std::span<const int> ids);
+
+/// The GPUs of engine `number` of those that share this process's GPUs, counted as above.
+std::vector<int> gpus_of_engine(const config::InferenceConfig& config, int number);
 
 }  // namespace prl::launch

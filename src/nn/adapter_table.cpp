@@ -102,7 +102,7 @@ void add_adapter(std::vector<TensorSpec>& specs, const TensorTable& model, std::
     a.name = module + ".lora_A.weight";
     a.shape = {scale->rank, of.shape[1]};
     a.block = *lora_a_of(of.block);
-    a.shard_dim = -1;
+    a.is_shared = false;
     a.trainable = true;
     a.lora_scale = scale->scale;
     TensorSpec b = a;

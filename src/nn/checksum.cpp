@@ -21,9 +21,9 @@ HashList blocks_of(const Weights& weights, std::size_t begin, std::size_t end) {
       const std::int64_t num_cols = spec.is_matrix() ? spec.shape[1] : 1;
       list.names.push_back(spec.name);
       if (block.plain.defined())
-        list.items.push_back({nullptr, block.plain.view(), spec.first_row, spec.shape[0], num_cols});
+        list.items.push_back({nullptr, block.plain.view(), spec.first_row, spec.shape[0], num_cols, spec.first_stored_row});
       else
-        list.items.push_back({block.packed.get(), {}, spec.first_row, spec.shape[0], num_cols});
+        list.items.push_back({block.packed.get(), {}, spec.first_row, spec.shape[0], num_cols, spec.first_stored_row});
     }
   }
   return list;
@@ -59,6 +59,15 @@ void add_hashes(ops::OpContext& ctx, WeightsChecksum& out, const HashList& list,
   for (std::size_t i = 0; i < hashes.size(); ++i) out.tensors.emplace_back(list.names[i], hashes[i]);
 }
 
+/// What the other devices hold of tensors that `out` has a part of.
+void add_parts(WeightsChecksum& out, const Weights& weights) {
+  for (const WeightsPtr& other : weights.others) {
+    const WeightsChecksum part = checksum(*other);
+    for (std::size_t i = 0; i < part.tensors.size(); ++i)
+      if (weights.table->tensors()[i].is_shared) out.tensors[i].second += part.tensors[i].second;
+  }
+}
+
 }  // namespace
 
 WeightsChecksum checksum(ops::OpContext& ctx, const Weights& weights) {
@@ -76,6 +85,7 @@ WeightsChecksum checksum(ops::OpContext& ctx, const Weights& weights) {
       add_hashes(ctx, out, blocks_of(weights, begin, end), weights.compute);
     }
   }
+  if (weights.base_checksum == nullptr) add_parts(out, weights);
   if (weights.adapter != nullptr) add_hashes(ctx, out, blocks_of(*weights.adapter), weights.adapter->dtype);
   std::string all;
   for (const auto& [name, hash] : out.tensors) all.append(name).append(1, '\0').append(reinterpret_cast<const char*>(&hash), sizeof hash);

@@ -47,7 +47,7 @@ struct DecodeRecorder::Step {
   std::unique_ptr<RecordedWork> work;
 };
 
-DecodeRecorder::DecodeRecorder(ops::OpContext& ctx) : ctx_(ctx), arena_(ctx.runtime) {}
+DecodeRecorder::DecodeRecorder(ops::OpContext& ctx, ops::SharedLayers shared) : ctx_(ctx), shared_(shared), arena_(ctx.runtime) {}
 DecodeRecorder::~DecodeRecorder() = default;
 
 bool DecodeRecorder::takes(const Weights& weights, const PagedBatch& batch, std::span<const AdapterRows> adapters) {
@@ -125,7 +125,7 @@ TensorView DecodeRecorder::forward(const Weights& weights, KvCache& cache, const
   std::vector<ops::KvLayer> layers;
   for (std::int64_t i = 0; i < weights.config.num_layers; ++i) layers.push_back(cache.layer(i));
   const ops::DecodeIndex decode{step.slots, step.lengths, step.table};
-  const ModelConfig& c = weights.config;
+  const ModelConfig c = config_of_shard(weights.config, weights.shard.size);
   const auto plan_bytes = static_cast<std::int64_t>(ops::decode_plan_bytes(ctx_, decode, cache.block_size()));
   const TensorView plan = arena_.take({plan_bytes}, DType::kU8);
   const TensorView like_q{nullptr, {step.rows, c.num_heads, c.head_dim}, weights.compute, ctx_.runtime->device(), c.head_dim};
@@ -136,6 +136,8 @@ TensorView DecodeRecorder::forward(const Weights& weights, KvCache& cache, const
   index.decode_plan = plan;
   autograd::Frame frame{ctx_, arena_};
   BoundModel model{weights};
+  // Gathers take turns between two buffers, which recorded ones keep: it is an even number of them in each layer.
+  model.shared = shared_;
   if (bank != nullptr) {
     model.bank = bank;
     model.tiles = {step.tiles, single};

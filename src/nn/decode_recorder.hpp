@@ -19,7 +19,7 @@ namespace prl::nn {
 /// may read weights before the kernels in front of them have ended.
 class DecodeRecorder {
  public:
-  explicit DecodeRecorder(ops::OpContext& ctx);
+  DecodeRecorder(ops::OpContext& ctx, ops::SharedLayers shared);
   ~DecodeRecorder();
   /// Whether `batch` is such a step and the device can decode from indices of its own; with experts, if their rows need no host, which
   /// those of their adapters do.
@@ -47,6 +47,7 @@ class DecodeRecorder {
                      const Adapter* single);
 
   ops::OpContext& ctx_;
+  const ops::SharedLayers shared_;
   autograd::Arena arena_;
   std::map<Key, std::unique_ptr<Step>> steps_;
   std::map<std::int64_t, bool> takes_experts_;  ///< by rows, of `weights_`

@@ -126,18 +126,21 @@ std::size_t KvCache::bytes_per_block(const ModelConfig& config, DType compute, s
 }
 
 struct InferenceModel::Impl {
-  Impl(ops::OpContext& c, bool record) : ctx(c), arena(c.runtime), head_arena(c.runtime), may_record(record), recorder(c), bank(c) {}
+  Impl(ops::OpContext& c, bool record, ops::SharedLayers s)
+      : ctx(c), arena(c.runtime), head_arena(c.runtime), may_record(record), shared(s), recorder(c, s), bank(c) {}
   ops::OpContext& ctx;
   Arena arena;       ///< of the last forward
   Arena head_arena;  ///< of the last logits()
   const bool may_record;
+  const ops::SharedLayers shared;
   DecodeRecorder recorder;
   AdapterBank bank;
   std::vector<std::int32_t> tiles;  ///< of the last batch that was not recorded
   std::vector<std::int32_t> rest;   ///< rows of the last batch that name no adapter
 };
 
-InferenceModel::InferenceModel(ops::OpContext& ctx, bool may_record) : impl_(std::make_unique<Impl>(ctx, may_record)) {}
+InferenceModel::InferenceModel(ops::OpContext& ctx, bool may_record, ops::SharedLayers shared)
+    : impl_(std::make_unique<Impl>(ctx, may_record, shared)) {}
 InferenceModel::~InferenceModel() = default;
 
 TensorView InferenceModel::forward_paged(const Weights& weights, KvCache& cache, const PagedBatch& batch) {
@@ -172,6 +175,7 @@ TensorView InferenceModel::forward_paged(const Weights& weights, KvCache& cache,
   Frame frame{m.ctx, m.arena};
   const ops::TokenIds ids(upload(m.ctx, m.arena, batch.ids_T, DType::kI32), batch.drawn_B);
   BoundModel model{weights};
+  model.shared = m.shared;
   if (is_indexed) {
     m.tiles.clear();
     m.bank.append_tiles(m.tiles, adapters);
@@ -194,7 +198,8 @@ TensorView InferenceModel::forward_packed(const Weights& weights, const PackedBa
   index.positions_T = upload(m.ctx, m.arena, batch.positions_T, DType::kI32);
   index.cu_seqlens = batch.cu_seqlens;
   Frame frame{m.ctx, m.arena};
-  const BoundModel model{weights, nullptr, adapters_of(weights, {}, static_cast<std::int64_t>(batch.ids_T.size()), m.rest)};
+  BoundModel model{weights, nullptr, adapters_of(weights, {}, static_cast<std::int64_t>(batch.ids_T.size()), m.rest)};
+  model.shared = m.shared;
   return decoder_forward(frame, model, upload(m.ctx, m.arena, batch.ids_T, DType::kI32), index, {}, nullptr).value;
 }
 

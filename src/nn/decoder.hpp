@@ -12,6 +12,7 @@
 #include "nn/weights.hpp"
 #include "ops/attention.hpp"
 #include "ops/context.hpp"
+#include "ops/shard_group.hpp"
 
 namespace prl::nn {
 
@@ -46,6 +47,7 @@ struct PagedBatch {
 /// Keys and values of all layers: [num_layers] of k and v [num_blocks, Hkv, block_size, D] in the compute dtype.
 class KvCache {
  public:
+  /// `config`: of the heads that this device computes.
   KvCache(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config, DType compute, std::int64_t num_blocks,
           std::int64_t block_size);
   std::int64_t num_blocks() const noexcept { return num_blocks_; }
@@ -62,8 +64,9 @@ class KvCache {
 /// TrainableModel's bit for bit. Reuses activation buffers between calls; one caller at a time.
 class InferenceModel {
  public:
-  /// `may_record`: whether steps of one token per sequence may be recorded as CUDA graphs.
-  explicit InferenceModel(ops::OpContext& ctx, bool may_record = true);
+  /// `may_record`: whether steps of one token per sequence may be recorded as CUDA graphs. `shared`: with the other devices that compute
+  /// parts of the same layers; all of them make the same calls.
+  explicit InferenceModel(ops::OpContext& ctx, bool may_record = true, ops::SharedLayers shared = {});
   ~InferenceModel();
   /// Writes k, v of the new tokens into `cache` and returns h [T, H] in compute dtype, valid until the next call. A step of one token
   /// per sequence is recorded where the device can, once per set of weights and rounded-up batch size, and replayed from then on.

@@ -58,8 +58,9 @@ Projected project_normed(Frame& norm_frame, Frame& frame, const Stream& in, cons
 }
 
 /// The stream residual + W x: summed at once where the product's pass can do it. `memory.residual_TH` may be the residual.
-Stream project_onto(Frame& frame, const Var& residual, const Var& x, const LinearParameter& w, const LayerMemory& memory,
-                    bool is_block_output) {
+Stream project_onto(Frame& frame, const BoundModel& model, const Var& residual, const Var& x, const LinearParameter& w,
+                    const LayerMemory& memory, bool is_block_output) {
+  if (model.shared.group != nullptr) return {residual, model.whole(frame, autograd::linear(frame, x, w))};
   ops::LinearFusion fusion;
   fusion.residual_TN = residual.value;
   const Var sum = autograd::fused_linear(frame, x, w, fusion, memory.residual_TH);
@@ -101,6 +102,12 @@ LinearParameter BoundModel::linear(Block block, std::int64_t layer, const ops::L
   if (const std::optional<Block> bias = bias_of(block)) out.db = view_or_none(gradients->grad(*bias, layer));
   out.accumulate = !gradients->layer_grads_are_fresh();
   return out;
+}
+
+Var BoundModel::whole(Frame& frame, const Var& part) const {
+  if (shared.group == nullptr) return part;
+  PRL_CHECK(frame.tape == nullptr, "devices that share layers compute no gradients");
+  return {shared.group->gather(frame.ctx, shared.rank, part.value)};
 }
 
 autograd::ExpertsParameter BoundModel::experts(std::int64_t layer) const {
@@ -150,12 +157,14 @@ Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, cons
   const NormParameter q_norm = model.norm(Block::kQNorm, i), k_norm = model.norm(Block::kKNorm, i);
   PartFrames part(frame, memory, q_norm.weight.data != nullptr);
 
-  const AttentionParameter attention{c.num_heads, c.num_kv_heads, c.head_dim, q_norm, k_norm, &model.weights.rope};
+  const std::int64_t num_shards = model.weights.shard.size;
+  const AttentionParameter attention{
+      c.num_heads / num_shards, c.num_kv_heads / num_shards, c.head_dim, q_norm, k_norm, &model.weights.rope};
   const Projected qkv = project_normed(part.norm, part.attn_proj, in, model.norm(Block::kInputNorm, i),
                                        model.linear(Block::kQkv, i, weight(Block::kO)), /*has_gate=*/false, /*sum_out=*/{});
-  const Var heads = autograd::self_attention(part.heads, qkv.value, attention, index);
+  const Var heads = model.whole(frame, autograd::self_attention(part.heads, qkv.value, attention, index));
   const Stream attended =
-      project_onto(frame, qkv.sum, heads, model.linear(Block::kO, i, weight(is_sparse ? Block::kRouter : Block::kGateUp)), memory,
+      project_onto(frame, model, qkv.sum, heads, model.linear(Block::kO, i, weight(is_sparse ? Block::kRouter : Block::kGateUp)), memory,
                    /*is_block_output=*/false);
 
   if (is_sparse) {
@@ -165,7 +174,7 @@ Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, cons
   const Projected hidden = project_normed(part.norm, part.mlp, attended, model.norm(Block::kPostNorm, i),
                                           model.linear(Block::kGateUp, i, weight(Block::kDown)), /*has_gate=*/true, memory.residual_TH);
   const ops::LinearWeight* after = i + 1 == c.num_layers ? &model.weights.lm_head() : &model.weights.matrix(Block::kQkv, i + 1);
-  return project_onto(frame, hidden.sum, hidden.value, model.linear(Block::kDown, i, after), memory, /*is_block_output=*/true);
+  return project_onto(frame, model, hidden.sum, model.whole(frame, hidden.value), model.linear(Block::kDown, i, after), memory, /*is_block_output=*/true);
 }
 
 Var decoder_forward(Frame& frame, const BoundModel& model, const ops::TokenIds& ids, const AttentionIndex& index,

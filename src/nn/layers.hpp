@@ -6,6 +6,7 @@
 #include "nn/adapter_bank.hpp"
 #include "nn/parameters.hpp"
 #include "nn/weights.hpp"
+#include "ops/shard_group.hpp"
 
 namespace prl::nn {
 
@@ -35,6 +36,7 @@ struct BoundModel {
   const AdapterBank* bank = nullptr;       ///< in place of `adapters`, by the tiles that lie in device memory
   AdapterTiles tiles = {};
   std::span<autograd::ExpertLoad> loads = {};  ///< per layer: what a forward pass adds to; empty: nobody wants it
+  ops::SharedLayers shared = {};               ///< how `weights` that are a part of each layer meet the others; inference only
 
   /// One without a weight if the model has no such norm.
   autograd::NormParameter norm(Block block, std::int64_t layer = -1) const;
@@ -42,6 +44,9 @@ struct BoundModel {
   autograd::LinearParameter linear(Block block, std::int64_t layer, const ops::LinearWeight* next, std::int64_t expert = -1) const;
   /// The mixture of experts of a layer.
   autograd::ExpertsParameter experts(std::int64_t layer) const;
+  /// Whole rows of what this device and those that share its layers have computed parts of; `part` where it computes all. In memory of
+  /// the group, until the next call.
+  autograd::Var whole(autograd::Frame& frame, const autograd::Var& part) const;
   /// What adapters add to a matrix's product; nullptr if none does.
   std::shared_ptr<const autograd::LoraParameter> lora(Block block, std::int64_t layer, std::int64_t expert = -1) const;
 };

@@ -39,7 +39,7 @@ Shape hidden_by_expert(const ModelConfig& c) { return {c.hidden_size, c.expert_s
 }  // namespace shape
 
 enum Place { kBefore, kInLayer, kInExpert, kAfter };
-constexpr int kReplicated = -1, kRows = 0, kColumns = 1;
+constexpr bool kReplicated = false, kShared = true;
 
 /// What a slot is in every family. Names in layers follow "model.layers.N." and "blk.N.", those in experts
 /// "model.layers.N.mlp.experts.E.".
@@ -51,7 +51,7 @@ struct Row {
   const char* gguf;
   Shape (*shape)(const ModelConfig&);
   bool (*exists)(const ModelConfig&);
-  int shard_dim;
+  bool is_shared;
 };
 
 using S = Slot;
@@ -59,28 +59,28 @@ using B = Block;
 // Rows of one block stay together: their order is that of the block's rows in memory.
 // clang-format off
 constexpr std::array kRowsOfTable{
-    Row{S::kEmbedding, B::kEmbedding, kBefore, "model.embed_tokens.weight", "token_embd.weight", shape::vocab_by_hidden, when::always, kRows},
+    Row{S::kEmbedding, B::kEmbedding, kBefore, "model.embed_tokens.weight", "token_embd.weight", shape::vocab_by_hidden, when::always, kReplicated},
     Row{S::kInputNorm, B::kInputNorm, kInLayer, "input_layernorm.weight", "attn_norm.weight", shape::hidden, when::always, kReplicated},
-    Row{S::kQ, B::kQkv, kInLayer, "self_attn.q_proj.weight", "attn_q.weight", shape::q_by_hidden, when::always, kRows},
-    Row{S::kK, B::kQkv, kInLayer, "self_attn.k_proj.weight", "attn_k.weight", shape::kv_by_hidden, when::always, kRows},
-    Row{S::kV, B::kQkv, kInLayer, "self_attn.v_proj.weight", "attn_v.weight", shape::kv_by_hidden, when::always, kRows},
-    Row{S::kQBias, B::kQkvBias, kInLayer, "self_attn.q_proj.bias", "attn_q.bias", shape::q_bias, when::attention_bias, kRows},
-    Row{S::kKBias, B::kQkvBias, kInLayer, "self_attn.k_proj.bias", "attn_k.bias", shape::kv_bias, when::attention_bias, kRows},
-    Row{S::kVBias, B::kQkvBias, kInLayer, "self_attn.v_proj.bias", "attn_v.bias", shape::kv_bias, when::attention_bias, kRows},
+    Row{S::kQ, B::kQkv, kInLayer, "self_attn.q_proj.weight", "attn_q.weight", shape::q_by_hidden, when::always, kShared},
+    Row{S::kK, B::kQkv, kInLayer, "self_attn.k_proj.weight", "attn_k.weight", shape::kv_by_hidden, when::always, kShared},
+    Row{S::kV, B::kQkv, kInLayer, "self_attn.v_proj.weight", "attn_v.weight", shape::kv_by_hidden, when::always, kShared},
+    Row{S::kQBias, B::kQkvBias, kInLayer, "self_attn.q_proj.bias", "attn_q.bias", shape::q_bias, when::attention_bias, kShared},
+    Row{S::kKBias, B::kQkvBias, kInLayer, "self_attn.k_proj.bias", "attn_k.bias", shape::kv_bias, when::attention_bias, kShared},
+    Row{S::kVBias, B::kQkvBias, kInLayer, "self_attn.v_proj.bias", "attn_v.bias", shape::kv_bias, when::attention_bias, kShared},
     Row{S::kQNorm, B::kQNorm, kInLayer, "self_attn.q_norm.weight", "attn_q_norm.weight", shape::head, when::head_norms, kReplicated},
     Row{S::kKNorm, B::kKNorm, kInLayer, "self_attn.k_norm.weight", "attn_k_norm.weight", shape::head, when::head_norms, kReplicated},
-    Row{S::kO, B::kO, kInLayer, "self_attn.o_proj.weight", "attn_output.weight", shape::hidden_by_q, when::always, kColumns},
-    Row{S::kOBias, B::kOBias, kInLayer, "self_attn.o_proj.bias", "attn_output.bias", shape::hidden, when::out_bias, kReplicated},
+    Row{S::kO, B::kO, kInLayer, "self_attn.o_proj.weight", "attn_output.weight", shape::hidden_by_q, when::always, kShared},
+    Row{S::kOBias, B::kOBias, kInLayer, "self_attn.o_proj.bias", "attn_output.bias", shape::hidden, when::out_bias, kShared},
     Row{S::kPostNorm, B::kPostNorm, kInLayer, "post_attention_layernorm.weight", "ffn_norm.weight", shape::hidden, when::always, kReplicated},
-    Row{S::kGate, B::kGateUp, kInLayer, "mlp.gate_proj.weight", "ffn_gate.weight", shape::mlp_by_hidden, when::dense, kRows},
-    Row{S::kUp, B::kGateUp, kInLayer, "mlp.up_proj.weight", "ffn_up.weight", shape::mlp_by_hidden, when::dense, kRows},
-    Row{S::kDown, B::kDown, kInLayer, "mlp.down_proj.weight", "ffn_down.weight", shape::hidden_by_mlp, when::dense, kColumns},
+    Row{S::kGate, B::kGateUp, kInLayer, "mlp.gate_proj.weight", "ffn_gate.weight", shape::mlp_by_hidden, when::dense, kShared},
+    Row{S::kUp, B::kGateUp, kInLayer, "mlp.up_proj.weight", "ffn_up.weight", shape::mlp_by_hidden, when::dense, kShared},
+    Row{S::kDown, B::kDown, kInLayer, "mlp.down_proj.weight", "ffn_down.weight", shape::hidden_by_mlp, when::dense, kShared},
     Row{S::kFinalNorm, B::kFinalNorm, kAfter, "model.norm.weight", "output_norm.weight", shape::hidden, when::always, kReplicated},
-    Row{S::kLmHead, B::kLmHead, kAfter, "lm_head.weight", "output.weight", shape::vocab_by_hidden, when::own_head, kRows},
+    Row{S::kLmHead, B::kLmHead, kAfter, "lm_head.weight", "output.weight", shape::vocab_by_hidden, when::own_head, kReplicated},
     Row{S::kRouter, B::kRouter, kInLayer, "mlp.gate.weight", "ffn_gate_inp.weight", shape::experts_by_hidden, when::sparse, kReplicated},
-    Row{S::kExpertGate, B::kGateUp, kInExpert, "gate_proj.weight", "ffn_gate_exps.weight", shape::expert_by_hidden, when::sparse, kRows},
-    Row{S::kExpertUp, B::kGateUp, kInExpert, "up_proj.weight", "ffn_up_exps.weight", shape::expert_by_hidden, when::sparse, kRows},
-    Row{S::kExpertDown, B::kDown, kInExpert, "down_proj.weight", "ffn_down_exps.weight", shape::hidden_by_expert, when::sparse, kColumns},
+    Row{S::kExpertGate, B::kGateUp, kInExpert, "gate_proj.weight", "ffn_gate_exps.weight", shape::expert_by_hidden, when::sparse, kShared},
+    Row{S::kExpertUp, B::kGateUp, kInExpert, "up_proj.weight", "ffn_up_exps.weight", shape::expert_by_hidden, when::sparse, kShared},
+    Row{S::kExpertDown, B::kDown, kInExpert, "down_proj.weight", "ffn_down_exps.weight", shape::hidden_by_expert, when::sparse, kShared},
 };
 // clang-format on
 static_assert(std::ranges::is_sorted(kRowsOfTable, {}, &Row::slot) &&
@@ -145,18 +145,25 @@ std::optional<Block> lora_b_of(Slot slot) noexcept {
 bool is_lora(Block block) noexcept { return block >= Block::kQkvLoraA; }
 bool is_lora_a(Block block) noexcept { return block >= Block::kQkvLoraA && block <= Block::kDownLoraA; }
 
-TensorTablePtr make_tensor_table(const ModelConfig& config) {
+TensorTablePtr make_tensor_table(const ModelConfig& config, Shard shard) {
   std::vector<TensorSpec> specs;
   const auto add = [&](Place place, std::int64_t layer, std::int64_t expert = -1) {
-    for (const Row& row : kRowsOfTable)
-      if (row.place == place && row.exists(config))
-        specs.push_back({.name = checkpoint_name(row.slot, layer, expert),
-                         .slot = row.slot,
-                         .layer = layer,
-                         .expert = expert,
-                         .shape = row.shape(config),
-                         .block = row.block,
-                         .shard_dim = row.shard_dim});
+    for (const Row& row : kRowsOfTable) {
+      if (row.place != place || !row.exists(config)) continue;
+      TensorSpec spec{.name = checkpoint_name(row.slot, layer, expert),
+                      .slot = row.slot,
+                      .layer = layer,
+                      .expert = expert,
+                      .shape = row.shape(config),
+                      .block = row.block,
+                      .is_shared = row.is_shared};
+      if (row.is_shared) {
+        const std::int64_t rows = spec.shape[0] / shard.size;
+        spec.first_stored_row = shard.rank * rows;
+        spec.shape = with_rows(spec.shape, rows);
+      }
+      specs.push_back(std::move(spec));
+    }
   };
   add(kBefore, -1);
   for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
@@ -165,6 +172,31 @@ TensorTablePtr make_tensor_table(const ModelConfig& config) {
   }
   add(kAfter, -1);
   return std::make_shared<const TensorTable>(std::move(specs));
+}
+
+void check_shards(const ModelConfig& config, int size) {
+  if (size == 1) return;
+  constexpr std::int64_t kWidth = 8;  // of what kernels load at once
+  const auto check = [&](const char* key, std::int64_t found, std::int64_t unit) {
+    if (found % (size * unit) != 0)
+      fail(ErrorCode::kInvalidArgument, "{} devices cannot share the layers of this {} model: {} = {} is no multiple of {}", size,
+           config.model_type, key, found, size * unit);
+  };
+  if (config.num_experts > 0)
+    fail(ErrorCode::kNotImplemented, "devices that share layers compute no mixtures of experts ({}) yet; use one device per engine",
+         config.model_type);
+  check("num_attention_heads", config.num_heads, 1);
+  check("num_key_value_heads", config.num_kv_heads, 1);
+  check("hidden_size", config.hidden_size, kWidth);
+  check("intermediate_size", config.intermediate_size, kWidth);
+}
+
+ModelConfig config_of_shard(const ModelConfig& config, int size) {
+  ModelConfig part = config;
+  part.num_heads /= size;
+  part.num_kv_heads /= size;
+  part.intermediate_size /= size;
+  return part;
 }
 
 ParameterCounts count_parameters(const ModelConfig& config) {

@@ -91,8 +91,8 @@ struct TensorSpec {
   Shape shape;               ///< a vector or a matrix [outputs, inputs]
   Block block = Block::kEmbedding;
   bool trainable = true;  ///< has an fp32 master, a gradient and optimizer state; otherwise it exists as a packed weight only
-  /// The dimension that tensor parallelism divides among ranks; -1: each rank holds all of it.
-  int shard_dim = -1;
+  bool is_shared = false;             ///< devices that share layers hold a part of its rows each; otherwise each holds all of it
+  std::int64_t first_stored_row = 0;  ///< of `shape`'s rows, in the tensor of the whole model
   float lora_scale = 0;  ///< of an adapter's tensors: what its product is multiplied by; `slot` is that of the tensor it adapts
   // ----
   std::int64_t first_row = 0;  ///< where it begins in its block, along dimension 0
@@ -101,6 +101,8 @@ struct TensorSpec {
   bool is_matrix() const noexcept { return shape.num_dims() == 2; }
   std::int64_t num_elements() const noexcept { return shape.num_elements(); }
   ElementRange range() const noexcept { return {offset, offset + num_elements()}; }
+  /// Of its first element in the tensor of the whole model.
+  std::int64_t first_stored_element() const noexcept { return first_stored_row * (is_matrix() ? shape[1] : 1); }
 };
 
 /// Tensors [first_tensor, first_tensor + num_tensors) of the table, one below the other.
@@ -167,9 +169,19 @@ class TensorTable {
 };
 using TensorTablePtr = std::shared_ptr<const TensorTable>;
 
+/// What one of several devices holds that share the layers of a model: of each of a layer's matrices the outputs (rows) of its number, and
+/// all of everything else. Sums over inputs are not divided, so that a number comes out the same however many devices share the work.
+struct Shard {
+  int rank = 0, size = 1;
+};
+/// Error{kInvalidArgument} naming what does not divide, {kNotImplemented}.
+void check_shards(const ModelConfig& config, int size);
+/// With the heads and the width of the MLP that each of `size` devices has.
+ModelConfig config_of_shard(const ModelConfig& config, int size);
+
 /// The table of a decoder, in the fixed order embeddings, layers 0.., final norm, head; in a layer the experts one by one. A tied head is
 /// not listed.
-TensorTablePtr make_tensor_table(const ModelConfig& config);
+TensorTablePtr make_tensor_table(const ModelConfig& config, Shard shard = {});
 /// Elements of that table's tensors without making it, which takes long with many experts: of all, and of the matrices that one token is
 /// multiplied with: the head's, a tied one too, and of the experts those that are active.
 struct ParameterCounts {

@@ -159,13 +159,51 @@ TEST(TensorTable, OnlyTrainableTensorsHaveAPlaceAmongMasters) {
   for (const TensorSpec& spec : some.tensors()) EXPECT_EQ(spec.offset >= 0, spec.layer == 1) << spec.name;
 }
 
-TEST(TensorTable, RanksDivideProductsSoThatOneSumPerBlockIsEnough) {
-  // A product whose outputs are divided feeds one whose inputs are: q, k, v -> o and gate, up -> down.
-  for (const TensorSpec& spec : make_tensor_table(config_of("qwen2", false))->tensors()) {
-    const bool by_inputs = spec.slot == Slot::kO || spec.slot == Slot::kDown;
-    const bool is_norm = !spec.is_matrix() && !is_bias(spec.block);
-    EXPECT_EQ(spec.shard_dim, is_norm ? -1 : by_inputs ? 1 : 0) << spec.name;
+TEST(TensorTable, DevicesThatShareLayersHoldEachRowOfTheirMatricesOnce) {
+  const ModelConfig config = config_of("qwen2", false);
+  const TensorTablePtr whole = make_tensor_table(config);
+  for (const int size : {1, 2, 4}) {
+    std::vector<TensorTablePtr> parts;
+    for (int rank = 0; rank < size; ++rank) parts.push_back(make_tensor_table(config, {rank, size}));
+    for (std::size_t i = 0; i < whole->tensors().size(); ++i) {
+      const TensorSpec& all = whole->tensors()[i];
+      const bool is_in_layer_and_no_norm = all.layer >= 0 && (all.is_matrix() || is_bias(all.block));
+      EXPECT_EQ(all.is_shared, is_in_layer_and_no_norm) << all.name;
+      std::int64_t next_row = 0;
+      for (const TensorTablePtr& part : parts) {
+        const TensorSpec& own = part->tensors()[i];
+        EXPECT_EQ(own.name, all.name);
+        if (all.is_matrix()) {
+          EXPECT_EQ(own.shape[1], all.shape[1]) << all.name << ": sums are whole";
+        }
+        EXPECT_EQ(own.first_stored_row, all.is_shared ? next_row : 0) << all.name;
+        next_row += own.shape[0];
+      }
+      EXPECT_EQ(next_row, all.is_shared ? all.shape[0] : size * all.shape[0]) << all.name;
+    }
   }
+}
+
+TEST(TensorTable, LayersThatDevicesCannotShareAreRefusedByTheirKey) {
+  ModelConfig config = config_of("qwen3", false);
+  EXPECT_NO_THROW(check_shards(config, 1));
+  EXPECT_NO_THROW(check_shards(config, 2));
+  const auto refusal = [&](int size) {
+    try {
+      check_shards(config, size);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_THAT(refusal(3), ::testing::HasSubstr("num_attention_heads"));
+  config.num_kv_heads = 1;
+  EXPECT_THAT(refusal(2), ::testing::HasSubstr("num_key_value_heads = 1 is no multiple of 2"));
+  config.num_kv_heads = 2;
+  config.intermediate_size += 8;
+  EXPECT_THAT(refusal(2), ::testing::HasSubstr("intermediate_size"));
+  config.num_experts = 4;
+  EXPECT_THAT(refusal(2), ::testing::HasSubstr("mixtures of experts"));
 }
 
 TEST(TensorTable, GgufNamesAreThoseOfItsArchitectures) {

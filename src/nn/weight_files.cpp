@@ -120,14 +120,14 @@ void append_rounded(io::SafetensorsWriter& writer, std::span<const float> values
 
 namespace {
 
-struct Shard {
+struct FileOfSeveral {
   std::vector<const WeightSource*> sources;
   int writer = 0;
 };
 
 /// Greedy, in order.
-std::vector<Shard> divide(std::span<const WeightSource> sources, const WeightFileOptions& options, std::uint64_t total_bytes) {
-  std::vector<Shard> shards(1);
+std::vector<FileOfSeveral> divide(std::span<const WeightSource> sources, const WeightFileOptions& options, std::uint64_t total_bytes) {
+  std::vector<FileOfSeveral> shards(1);
   std::uint64_t shard_bytes = 0, before = 0;
   for (std::size_t i = 0; i < sources.size(); ++i) {
     const std::uint64_t bytes = static_cast<std::uint64_t>(sources[i].shape.num_elements()) * size_of(options.dtype);
@@ -158,7 +158,7 @@ std::uint64_t bytes_of(std::span<const WeightSource> sources, DType dtype) {
 
 std::vector<bool> sources_of_writer(std::span<const WeightSource> sources, const WeightFileOptions& options) {
   std::vector<bool> reads(sources.size(), false);
-  for (const Shard& shard : divide(sources, options, bytes_of(sources, options.dtype)))
+  for (const FileOfSeveral& shard : divide(sources, options, bytes_of(sources, options.dtype)))
     for (const WeightSource* source : shard.sources)
       if (shard.writer == options.writer) reads[static_cast<std::size_t>(source - sources.data())] = true;
   return reads;
@@ -171,7 +171,7 @@ void check_dtype(DType dtype) {
     fail(ErrorCode::kInvalidArgument, "weights can be saved as float32, bfloat16 or float16, not as {}", to_string(dtype));
 }
 
-std::vector<io::SafetensorsWriter::Spec> specs_of(const Shard& shard, DType dtype) {
+std::vector<io::SafetensorsWriter::Spec> specs_of(const FileOfSeveral& shard, DType dtype) {
   std::vector<io::SafetensorsWriter::Spec> specs;
   for (const WeightSource* source : shard.sources) {
     std::vector<std::int64_t> shape;
@@ -188,7 +188,7 @@ std::map<std::string, std::string> metadata_of(const WeightFileOptions& options)
 }
 
 /// All data of a shard, in pieces; `told` hears how many bytes each has.
-void append_data(io::SafetensorsWriter& writer, const Shard& shard, DType dtype, const std::function<void(std::uint64_t bytes)>& told) {
+void append_data(io::SafetensorsWriter& writer, const FileOfSeveral& shard, DType dtype, const std::function<void(std::uint64_t bytes)>& told) {
   std::vector<float> piece;
   for (const WeightSource* source : shard.sources) {
     const std::int64_t cols = source->shape.num_cols(), count = source->shape.num_elements();
@@ -207,7 +207,7 @@ void append_data(io::SafetensorsWriter& writer, const Shard& shard, DType dtype,
 
 void write_weight_image(std::vector<std::byte>& memory, std::span<const WeightSource> sources, const WeightFileOptions& options) {
   check_dtype(options.dtype);
-  Shard all;
+  FileOfSeveral all;
   for (const WeightSource& source : sources) all.sources.push_back(&source);
   io::SafetensorsWriter writer(memory, specs_of(all, options.dtype), metadata_of(options));
   append_data(writer, all, options.dtype, [](std::uint64_t) {});
@@ -218,7 +218,7 @@ void write_weight_files(const fs::path& folder, std::span<const WeightSource> so
   check_dtype(dtype);
   const std::uint64_t total_bytes = bytes_of(sources, dtype);
   std::uint64_t done_bytes = 0;
-  const std::vector<Shard> shards = divide(sources, options, total_bytes);
+  const std::vector<FileOfSeveral> shards = divide(sources, options, total_bytes);
   json::object weight_map;
   for (std::size_t s = 0; s < shards.size(); ++s) {
     const std::string name = shards.size() == 1 ? options.stem + ".safetensors"

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <future>
 
 #include "base/error.hpp"
 #include "io/finite.hpp"
@@ -168,6 +169,56 @@ void check_finite_values(ops::OpContext& ctx, const TensorTable& table, const Te
 
 }  // namespace
 
+namespace {
+
+/// What makes one device's part of new weights, as the successor of its part of the former ones.
+using MakePart = std::function<std::shared_ptr<Weights>(ops::OpContext& ctx, Shard shard, const WeightsPtr& previous)>;
+
+/// All parts, made at the same time.
+WeightsPtr make_parts(std::span<ops::OpContext* const> devices, const ModelConfig& config, const WeightsPtr& previous,
+                      const MakePart& make) {
+  check_shards(config, static_cast<int>(devices.size()));
+  const auto of = [&](std::size_t rank) {
+    const bool has_previous = previous != nullptr && previous->others.size() + 1 == devices.size();
+    const Shard shard{static_cast<int>(rank), static_cast<int>(devices.size())};
+    std::shared_ptr<Weights> part =
+        make(*devices[rank], shard, !has_previous ? nullptr : rank == 0 ? previous : previous->others[rank - 1]);
+    part->shard = shard;
+    return part;
+  };
+  std::vector<std::future<std::shared_ptr<Weights>>> others;
+  for (std::size_t rank = 1; rank < devices.size(); ++rank) others.push_back(std::async(std::launch::async, of, rank));
+  std::shared_ptr<Weights> first = of(0);
+  for (auto& other : others) first->others.push_back(other.get());
+  return first;
+}
+
+}  // namespace
+
+WeightsPtr load_shared_weights(std::span<ops::OpContext* const> devices, const ModelConfig& config, const Tensor& values,
+                               PolicyVersion version, const WeightsPtr& previous) {
+  PRL_CHECK(values.runtime()->device().kind == DeviceKind::kCpu, "weights of several devices from {}", to_string(values.runtime()->device()));
+  const TensorTablePtr whole = make_tensor_table(config);
+  if (values.num_elements() != whole->num_master_elements())
+    fail(ErrorCode::kShape, "weights of {} values for a model of {}", values.num_elements(), whole->num_master_elements());
+  return make_parts(devices, config, previous, [&](ops::OpContext& ctx, Shard shard, const WeightsPtr& former) {
+    std::shared_ptr<Weights> part = start_weights(ctx, config, make_tensor_table(config, shard), values.dtype(), version, former);
+    const Tensor own = Tensor::zeros(ctx.runtime, {part->table->num_master_elements()}, values.dtype());
+    const std::size_t size = size_of(values.dtype());
+    for (std::size_t i = 0; i < whole->tensors().size(); ++i) {
+      const TensorSpec& spec = part->table->tensors()[i];
+      const std::int64_t from = whole->tensors()[i].offset + spec.first_stored_element();
+      ctx.runtime->copy_from_host(own.as<std::byte>() + static_cast<std::size_t>(spec.offset) * size,
+                                  values.as<std::byte>() + static_cast<std::size_t>(from) * size,
+                                  static_cast<std::size_t>(spec.num_elements()) * size);
+    }
+    check_finite_values(ctx, *part->table, own);
+    fill_weights(*part, ctx, /*with_backward=*/false, Slicer(ctx, *part->table, own, /*with_backward=*/false));
+    if (ops::shares_weights(ctx)) part->flat = own;
+    return part;
+  });
+}
+
 WeightsPtr load_flat_weights(ops::OpContext& ctx, const ModelConfig& config, const Tensor& values, PolicyVersion version,
                              const WeightsPtr& previous) {
   std::shared_ptr<Weights> weights = start_weights(ctx, config, make_tensor_table(config), values.dtype(), version, previous);
@@ -191,9 +242,10 @@ namespace {
 /// Makes blocks from the tensors of a folder.
 class StoredReader {
  public:
-  /// `stored`: one per tensor of the table.
-  StoredReader(ops::OpContext& ctx, std::span<const io::SafetensorsRef> stored, DType compute, bool with_backward)
-      : ctx_(ctx), stored_(stored), compute_(compute), with_backward_(with_backward) {}
+  /// `stored`: one per tensor of `table`, which may hold a part of its rows.
+  StoredReader(ops::OpContext& ctx, const TensorTable& table, std::span<const io::SafetensorsRef> stored, DType compute,
+               bool with_backward)
+      : ctx_(ctx), tensors_(table.tensors()), stored_(stored), compute_(compute), with_backward_(with_backward) {}
 
   Tensor vector(const BlockSpec& block) const {
     const Tensor raw = Tensor::empty(ctx_.runtime, block.shape, DType::kF32);
@@ -246,21 +298,23 @@ class StoredReader {
     constexpr std::int64_t kLoadPiece = 1 << 18;  // elements; looked at while they are in the cache
     const bool is_on_host = ctx_.runtime->device().kind == DeviceKind::kCpu;
     auto* to = out.as<std::byte>();
-    for (const io::SafetensorsRef& ref : refs_of(block)) {
-      const std::int64_t count = ref.entry->num_elements();
-      const auto bytes = ref.file->bytes(*ref.entry);
+    for (std::size_t i = block.first_tensor; i < block.first_tensor + block.num_tensors; ++i) {
+      const io::SafetensorsRef& ref = stored_[i];
+      const std::int64_t count = tensors_[i].num_elements(), begin = tensors_[i].first_stored_element();
+      const std::size_t item = size_of(ref.entry->type);
+      const auto bytes = ref.file->bytes(*ref.entry).subspan(static_cast<std::size_t>(begin) * item, static_cast<std::size_t>(count) * item);
       std::atomic<bool> is_finite{true};
       ctx_.pool->parallel_for((count + kLoadPiece - 1) / kLoadPiece, [&](std::int64_t n) {
         const std::int64_t first = n * kLoadPiece, num = std::min(kLoadPiece, count - first);
         if (!as_stored) {
           std::vector<float> values(static_cast<std::size_t>(num));
-          ref.file->read_f32(*ref.entry, first, values);
+          ref.file->read_f32(*ref.entry, begin + first, values);
           ctx_.runtime->copy_from_host(to + first * 4, values.data(), values.size() * sizeof(float));
         } else if (is_on_host) {
-          const std::size_t at = static_cast<std::size_t>(first) * size_of(ref.entry->type);
-          ctx_.runtime->copy_from_host(to + at, bytes.data() + at, static_cast<std::size_t>(num) * size_of(ref.entry->type));
+          const std::size_t at = static_cast<std::size_t>(first) * item;
+          ctx_.runtime->copy_from_host(to + at, bytes.data() + at, static_cast<std::size_t>(num) * item);
         }
-        if (io::find_not_finite(*ref.file, *ref.entry, first, num, compute_) >= 0) is_finite.store(false, std::memory_order_relaxed);
+        if (io::find_not_finite(*ref.file, *ref.entry, begin + first, num, compute_) >= 0) is_finite.store(false, std::memory_order_relaxed);
       });
       if (!is_finite) check_finite(std::span(&ref, 1), compute_, *ctx_.pool);
       if (as_stored && !is_on_host) ctx_.runtime->copy_from_host(to, bytes.data(), bytes.size());  // overlaps its own pieces
@@ -269,19 +323,24 @@ class StoredReader {
     }
   }
   ops::OpContext& ctx_;
+  std::span<const TensorSpec> tensors_;
   std::span<const io::SafetensorsRef> stored_;
   DType compute_;
   bool with_backward_;
 };
 
-}  // namespace
+/// A folder's tensors as the table of the whole model lists them.
+struct StoredModel {
+  io::SafetensorsFolder files;
+  std::vector<io::SafetensorsRef> tensors;
+  StoredModel(const std::filesystem::path& folder, const ModelConfig& config)
+      : files(io::SafetensorsFolder::open(folder)), tensors(match_stored_weights(files, config, *make_tensor_table(config))) {}
+};
 
-WeightsPtr load_weights(ops::OpContext& ctx, const ModelConfig& config, const std::filesystem::path& folder, DType compute,
-                        PolicyVersion version, const WeightsPtr& previous, bool with_backward) {
-  const io::SafetensorsFolder files = io::SafetensorsFolder::open(folder);
-  std::shared_ptr<Weights> weights = start_weights(ctx, config, make_tensor_table(config), compute, version, previous);
-  const std::vector<io::SafetensorsRef> stored = match_stored_weights(files, config, *weights->table);
-  const StoredReader reader(ctx, stored, compute, with_backward);
+std::shared_ptr<Weights> read_weights(ops::OpContext& ctx, const ModelConfig& config, const StoredModel& stored, Shard shard, DType compute,
+                                      PolicyVersion version, const WeightsPtr& previous, bool with_backward) {
+  std::shared_ptr<Weights> weights = start_weights(ctx, config, make_tensor_table(config, shard), compute, version, previous);
+  const StoredReader reader(ctx, *weights->table, stored.tensors, compute, with_backward);
   if (ops::shares_weights(ctx)) {  // in one array, as every later version has them
     weights->flat = Tensor::empty(ctx.runtime, {weights->table->num_master_elements()}, compute);
     reader.fill_all(weights->flat, *weights->table);
@@ -290,6 +349,22 @@ WeightsPtr load_weights(ops::OpContext& ctx, const ModelConfig& config, const st
     fill_weights(*weights, ctx, with_backward, reader);
   }
   return weights;
+}
+
+}  // namespace
+
+WeightsPtr load_weights(ops::OpContext& ctx, const ModelConfig& config, const std::filesystem::path& folder, DType compute,
+                        PolicyVersion version, const WeightsPtr& previous, bool with_backward) {
+  return read_weights(ctx, config, StoredModel(folder, config), {}, compute, version, previous, with_backward);
+}
+
+WeightsPtr load_shared_weights(std::span<ops::OpContext* const> devices, const ModelConfig& config, const std::filesystem::path& folder,
+                               DType compute, PolicyVersion version, const WeightsPtr& previous) {
+  check_shards(config, static_cast<int>(devices.size()));
+  const StoredModel stored(folder, config);
+  return make_parts(devices, config, previous, [&](ops::OpContext& ctx, Shard shard, const WeightsPtr& former) {
+    return read_weights(ctx, config, stored, shard, compute, version, former, /*with_backward=*/false);
+  });
 }
 
 namespace {

@@ -25,6 +25,8 @@ class LayerSource {
 
 /// Weights ready to compute with: rounded to the compute dtype and packed for the device. Immutable; one object serves the
 /// trainer's forward pass and the engine under the same policy version, which is the in-process weight update.
+struct Weights;
+using WeightsPtr = std::shared_ptr<const Weights>;
 struct Weights {
   /// A block of the table. Vectors are fp32 and hold values of the compute dtype; matrices are packed; the embedding is a plain matrix in
   /// the compute dtype, and packed too if it is the head.
@@ -42,6 +44,8 @@ struct Weights {
   AdapterPtr adapter;               ///< of rows that name no other; nullptr for none
   /// Of `blocks`, which all versions of an adapter share; nullptr: formed whenever it is asked for.
   std::shared_ptr<const struct WeightsChecksum> base_checksum;
+  Shard shard = {};                ///< which part of each layer `blocks` has
+  std::vector<WeightsPtr> others;  ///< the parts of the other devices, from rank 1 on; empty in these, and where one device has all
   LayerSource* layers = nullptr;  ///< borrowed; nullptr: all of `blocks` are there. Else the object changes with each version
 
   /// A norm or bias; undefined if the model has none.
@@ -50,7 +54,6 @@ struct Weights {
   const Tensor& embedding_VH() const { return vector(Block::kEmbedding); }
   const ops::LinearWeight& lm_head() const { return matrix(Block::kLmHead); }
 };
-using WeightsPtr = std::shared_ptr<const Weights>;
 
 /// Packs masters. The rope table of `previous` (may be null) is shared. `with_backward` for the trainer. `rounded`, if defined, holds all
 /// masters in the compute dtype, so that `parameters` may hold a part of them; it becomes the memory of the weights where
@@ -60,6 +63,10 @@ WeightsPtr make_weights(ops::OpContext& ctx, const Parameters& parameters, DType
 /// The same from a Hugging Face folder; checks names and shapes against `config`. Without `with_backward` for servers.
 WeightsPtr load_weights(ops::OpContext& ctx, const ModelConfig& config, const std::filesystem::path& folder, DType compute,
                         PolicyVersion version, const WeightsPtr& previous, bool with_backward = false);
+/// Without gradients, for devices that share the layers, one context for each (see check_shards()): weights of the first, which hold those
+/// of the others. As load_weights() for one.
+WeightsPtr load_shared_weights(std::span<ops::OpContext* const> devices, const ModelConfig& config, const std::filesystem::path& folder,
+                               DType compute, PolicyVersion version, const WeightsPtr& previous);
 /// `base` as `version` with what `parameters` train (of make_adapter_table()): an adapter packed in `adapter_dtype`, and the modules that
 /// are trained whole in place of the base's. Everything else is shared with `base`: the cost is that of what is trained. `rounded` as in
 /// make_weights(), of a base in `adapter_dtype`.
@@ -75,9 +82,12 @@ Tensor flat_values(const WeightsPtr& weights);
 /// them comes before. Error{kShape} if `values` has another length; {kCorrupt} naming the tensor that holds NaN or infinity.
 WeightsPtr load_flat_weights(ops::OpContext& ctx, const ModelConfig& config, const Tensor& values, PolicyVersion version,
                              const WeightsPtr& previous);
+/// The same for devices that share the layers; `values` in host memory.
+WeightsPtr load_shared_weights(std::span<ops::OpContext* const> devices, const ModelConfig& config, const Tensor& values,
+                               PolicyVersion version, const WeightsPtr& previous);
 
 /// ops::hash_rows of each tensor's values in compute dtype under its Hugging Face name, those of the adapter last and in its own dtype;
-/// independent of packing, device and of how the weights arrived. `combined` hashes all (name, hash) in order.
+/// independent of packing, device, how many devices share the layers, and of how the weights arrived. `combined` hashes all (name, hash) in order.
 struct WeightsChecksum {
   std::uint64_t combined = 0;
   std::vector<std::pair<std::string, std::uint64_t>> tensors;

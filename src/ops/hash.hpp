@@ -12,6 +12,7 @@ struct HashedRows {
   const LinearWeight* packed = nullptr;  ///< this, or `plain`
   ConstTensorView plain = {};
   std::int64_t first_row = 0, num_rows = 0, num_cols = 0;
+  std::int64_t first_number = 0;  ///< of the first row, where these are a part of a tensor's rows
 };
 
 /// One step of splitmix64 (Steele et al. 2014) of word `index` of a tensor.
@@ -29,7 +30,8 @@ __host__ __device__
 /// A 64-bit hash of the values of each item, as `as` (kF32 or kBF16) holds them; fp32 values must be exact in it.
 ///
 /// A row is its elements' bytes, little-endian, cut into words of 8 bytes, the last one filled up with zeros. With W words a row, the
-/// hash is the sum of hash_word(word k of row r, r * W + k) modulo 2^64: the same on every device, in any order of addition.
+/// hash is the sum of hash_word(word k of row r, r * W + k) modulo 2^64: the same on every device, in any order of addition. Rows are
+/// numbered from `first_number`, so that the hashes of a tensor's parts add up to its own.
 void hash_rows(OpContext& ctx, std::span<std::uint64_t> out, std::span<const HashedRows> items, DType as);
 
 }  // namespace prl::ops

@@ -124,6 +124,25 @@ std::vector<BenchRow> bench_engine(const BenchOptions& options, nn::WeightsPtr w
   return rows;
 }
 
+/// The same on devices that share the layers, and how many times as fast they are.
+void add_shared_layers(std::vector<BenchRow>& rows, const BenchOptions& options, const Tensor& values, Bandwidth& bandwidth) {
+  std::vector<std::shared_ptr<DeviceRuntime>> devices = launch::devices_beside(options.runtime, options.num_devices);
+  std::vector<std::unique_ptr<ops::OpSession>> sessions;
+  std::vector<ops::OpContext*> contexts;
+  for (const auto& device : devices) {
+    sessions.push_back(std::make_unique<ops::OpSession>(device, options.num_threads));
+    contexts.push_back(&sessions.back()->context());
+  }
+  std::vector<BenchRow> shared =
+      bench_engine(options, nn::load_shared_weights(contexts, options.model, values, PolicyVersion{0}, nullptr), bandwidth);
+  for (std::size_t i = 0; i < shared.size(); ++i) {
+    log::info("bench {}: {:.2f} times as fast on {} devices as on one", shared[i].work,
+              median(shared[i].tokens_per_s) / median(rows[i].tokens_per_s), options.num_devices);
+    shared[i].work += fmt::format("_tp{}", options.num_devices);
+  }
+  rows.insert(rows.end(), std::make_move_iterator(shared.begin()), std::make_move_iterator(shared.end()));
+}
+
 /// The same batch of random sequences, packed into one row, for every step.
 class RandomSamples final : public rollouts::SampleReceiver {
  public:
@@ -301,6 +320,7 @@ std::vector<BenchRow> run_bench(const BenchOptions& options) {
       Bandwidth bandwidth(options, peak.read_bytes_per_second);
       rows = bench_engine(options, nn::make_weights(session.context(), parameters, options.dtype, PolicyVersion{0}, false, nullptr),
                           bandwidth);
+      if (options.num_devices > 1) add_shared_layers(rows, options, nn::flat_values(session.context(), parameters, options.dtype), bandwidth);
     }
     if (options.sync) rows.push_back(bench_sync(options, parameters, session));
   }

@@ -18,6 +18,7 @@ struct BenchOptions {
   std::shared_ptr<DeviceRuntime> runtime;  ///< where
   DType dtype = DType::kF32;
   int num_threads = 0;
+  int num_devices = 1;                     ///< that share the layers, for decode and prefill beside one
   std::int64_t num_sequences = 32, prompt_tokens = 128, completion_tokens = 64;
   std::int64_t train_tokens = 4096, sequence_tokens = 512;  ///< of a training step, and of each sequence packed into it
   int checkpoint_every = 0;                                 ///< recompute every n-th layer; 0 none
@@ -30,7 +31,7 @@ struct BenchOptions {
 
 /// Every measured repeat of one kind of work.
 struct BenchRow {
-  std::string work;  ///< "decode_many", "decode_one", "prefill", "train", "sync"
+  std::string work;  ///< "decode_many", "decode_one", "prefill", "train", "sync"; with "_tp2" those of two devices that share the layers
   std::vector<double> tokens_per_s;
   double share = 0;  ///< decode: of the memory-bandwidth bound; train: MFU; against the peak measured now
   /// Of the last repeat: parts of a training step or of a weight update. Of one more: means over the steps of an engine (layers, head,

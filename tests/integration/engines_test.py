@@ -58,6 +58,26 @@ def test_one_engine_and_three_give_equal_rollouts():
         check(all(path.stat().st_size > 0 for path in logs), "an engine has no log")
 
 
+def test_devices_that_share_layers_give_equal_rollouts():
+    with harness.workspace("shared-layers") as folder:
+        prl(*arguments(folder, folder / "one", 1))
+        for name, flags in {"files": [], "nccl": ["--weight-broadcast.type", "nccl", "--weight-broadcast.port", harness.free_port()]}.items():
+            prl(*arguments(folder, folder / name, 1, "--inference.parallel.tp", 2, *flags))
+            check(weights(folder / "one") == weights(folder / name), f"{name}: an engine of two devices gave other weights than one of one")
+            seen = proofs(folder / name)
+            check(len(seen) >= STEPS and all(line["is_proven"] for line in seen), f"{name}: the engine did not prove its weights: {seen[:3]}")
+            rows = harness.metrics(folder / name)
+            check(all(rows[step]["mismatch_kl/all/max"] == 0 for step in range(1, STEPS + 1)), f"{name}: sampler and trainer disagree")
+        text = (folder / "files/logs/latest/inference.log").read_text()
+        check("on 2 devices that share the layers" in text, f"the engine had one device: {text[-2000:]}")
+        refusals = {"3": "cannot share the layers", "2": "qwen3_moe"}
+        harness.tiny_model(folder / "experts", "--family", "qwen3_moe", "--num-experts", 4, "--num-experts-per-tok", 2, "--moe-intermediate-size", 48)
+        for (devices, wanted), model in zip(refusals.items(), (harness.warm_model(), folder / "experts")):
+            said = "".join(prl("inference", "--model.name", model, "--parallel.tp", devices, "--compute.device", "cpu", "--server.port",
+                               harness.free_port(), expect=None))
+            check(wanted in said, f"{devices} devices: {said[-1000:]}")
+
+
 def test_engines_that_die_cost_no_rollout():
     with harness.workspace("engine-deaths") as folder:
         prl(*arguments(folder, folder / "calm", 1, max_steps=16))
@@ -307,7 +327,7 @@ def test_four_engines_find_prefixes_as_one_does():
         check(four >= 0.91 * one, f"four engines found {four:.4f}, one {one:.4f}")
 
 
-harness.main(test_one_engine_and_three_give_equal_rollouts, test_engines_that_die_cost_no_rollout, test_an_engine_that_hangs_is_replaced_and_costs_no_bit,
+harness.main(test_one_engine_and_three_give_equal_rollouts, test_devices_that_share_layers_give_equal_rollouts, test_engines_that_die_cost_no_rollout, test_an_engine_that_hangs_is_replaced_and_costs_no_bit,
              test_weights_from_the_trainers_memory_are_those_of_files_and_an_engine_that_misses_one_catches_up,
              test_a_stream_goes_on_with_the_same_tokens_when_its_engine_is_killed,
              test_weights_go_through_the_router_to_engines_that_join_late, test_four_engines_find_prefixes_as_one_does)

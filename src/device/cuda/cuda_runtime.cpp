@@ -272,6 +272,9 @@ void CudaRuntime::throw_fault() {
     case Fault::kEmbeddingId: what = "[embedding] id"; break;
     case Fault::kEmbeddingBackwardId: what = "[embedding_backward] id"; break;
     case Fault::kRopePosition: what = "[rope] position"; break;
+    case Fault::kMissingPeer:
+      fail(ErrorCode::kUnavailable, "[gather] rank {} of the GPUs that share layers did not send its part within 30 s (seen on {})", entry,
+           to_string(device()));
   }
   fail(ErrorCode::kInvalidArgument, "{} {} lies outside its table (seen on {})", what, entry, to_string(device()));
 }

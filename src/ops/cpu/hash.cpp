@@ -56,7 +56,7 @@ std::uint64_t hash_run(const HashedRows& item, const Run& run, DType as) {
     } else if (wide != nullptr) {
       bytes = reinterpret_cast<const char*>(wide);
     }
-    sum += hash_bytes_of_row(bytes, size, static_cast<std::uint64_t>(r * words));
+    sum += hash_bytes_of_row(bytes, size, static_cast<std::uint64_t>((item.first_number + r) * words));
   }
   return sum;
 }

@@ -16,18 +16,18 @@ __device__ __forceinline__ void add_block(Word sum, Word* total) {
 }
 
 /// Rows of whole words that lie end to end.
-__global__ void __launch_bounds__(kHashBlock) hash_words_kernel(Word* total, const Word* words, std::int64_t count) {
+__global__ void __launch_bounds__(kHashBlock) hash_words_kernel(Word* total, const Word* words, std::int64_t count, Word first_word) {
   Word sum = 0;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kHashBlock + threadIdx.x; i < count;
        i += static_cast<std::int64_t>(gridDim.x) * kHashBlock)
-    sum += hash_word(words[i], static_cast<Word>(i));
+    sum += hash_word(words[i], first_word + static_cast<Word>(i));
   add_block(sum, total);
 }
 
 /// Any rows: elements are converted and put together one by one.
 template <typename Stored, typename As>
 __global__ void __launch_bounds__(kHashBlock)
-    hash_elements_kernel(Word* total, const Stored* data, std::int64_t rows, std::int64_t cols, std::int64_t words_per_row) {
+    hash_elements_kernel(Word* total, const Stored* data, std::int64_t rows, std::int64_t cols, std::int64_t words_per_row, Word first_word) {
   constexpr int kPerWord = 8 / static_cast<int>(sizeof(As));
   Word sum = 0;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kHashBlock + threadIdx.x; i < rows * words_per_row;
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kHashBlock)
         bits = __float_as_uint(v);
       word |= bits << (8 * static_cast<int>(sizeof(As)) * j);
     }
-    sum += hash_word(word, static_cast<Word>(i));
+    sum += hash_word(word, first_word + static_cast<Word>(i));
   }
   add_block(sum, total);
 }
@@ -62,20 +62,21 @@ void hash_rows(OpContext& ctx, std::span<std::uint64_t> out, std::span<const Has
     const char* data = view.as<char>() + item.first_row * row_bytes;
     const std::int64_t words_per_row = ceil_div(item.num_cols * static_cast<std::int64_t>(size_of(as)), 8);
     const std::int64_t words = item.num_rows * words_per_row;
+    const auto first_word = static_cast<Word>(item.first_number * words_per_row);
     if (words == 0) continue;
     const auto grid = static_cast<unsigned>(std::min<std::int64_t>(kHashBlocks, ceil_div(words, kHashBlock)));
     if (view.dtype == as && row_bytes % 8 == 0 && is_aligned(data, 8)) {
-      hash_words_kernel<<<grid, kHashBlock, 0, stream_of(ctx)>>>(totals + n, reinterpret_cast<const Word*>(data), words);
+      hash_words_kernel<<<grid, kHashBlock, 0, stream_of(ctx)>>>(totals + n, reinterpret_cast<const Word*>(data), words, first_word);
     } else {
       with_type(view.dtype, [&](auto stored) {
         using Stored = decltype(stored);
         const auto* values = reinterpret_cast<const Stored*>(data);
         if (as == DType::kBF16)
           hash_elements_kernel<Stored, __nv_bfloat16>
-              <<<grid, kHashBlock, 0, stream_of(ctx)>>>(totals + n, values, item.num_rows, item.num_cols, words_per_row);
+              <<<grid, kHashBlock, 0, stream_of(ctx)>>>(totals + n, values, item.num_rows, item.num_cols, words_per_row, first_word);
         else
           hash_elements_kernel<Stored, float>
-              <<<grid, kHashBlock, 0, stream_of(ctx)>>>(totals + n, values, item.num_rows, item.num_cols, words_per_row);
+              <<<grid, kHashBlock, 0, stream_of(ctx)>>>(totals + n, values, item.num_rows, item.num_cols, words_per_row, first_word);
       });
     }
     PRL_CUDA_CHECK(cudaGetLastError());

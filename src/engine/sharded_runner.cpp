@@ -1,0 +1,143 @@
+#include "engine/sharded_runner.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "base/error.hpp"
+
+namespace prl::engine {
+namespace {
+
+std::vector<std::shared_ptr<DeviceRuntime>> devices_of(const std::shared_ptr<DeviceRuntime>& first, const nn::WeightsPtr& weights) {
+  std::vector<std::shared_ptr<DeviceRuntime>> devices{first};
+  for (const nn::WeightsPtr& part : weights->others) devices.push_back(part->embedding_VH().runtime());
+  return devices;
+}
+
+const nn::WeightsPtr& part_of(const nn::WeightsPtr& weights, std::size_t rank) { return rank == 0 ? weights : weights->others[rank - 1]; }
+
+}  // namespace
+
+std::size_t ShardedRunner::gathered_bytes(const EngineOptions& options, const nn::ModelConfig& config, DType compute) {
+  constexpr std::int64_t kProbeTokens = 32;
+  // Recorded steps are filled up.
+  const auto num_rows = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(options.max_num_seqs)));
+  const std::int64_t tokens = std::max({options.max_num_batched_tokens, num_rows, kProbeTokens});
+  const std::int64_t width = std::max({config.num_heads * config.head_dim, config.hidden_size, config.intermediate_size});
+  return static_cast<std::size_t>(tokens * width) * size_of(compute);
+}
+
+ShardedRunner::ShardedRunner(const std::shared_ptr<DeviceRuntime>& first, const EngineOptions& options, nn::WeightsPtr weights) {
+  const std::vector<std::shared_ptr<DeviceRuntime>> devices = devices_of(first, weights);
+  group_ = ops::make_shard_group(devices, gathered_bytes(options, weights->config, weights->compute));
+  for (std::size_t rank = 0; rank < devices.size(); ++rank) {
+    EngineOptions own = options;
+    if (rank > 0) own.times = nullptr;
+    const int num_threads = options.num_threads > 0 ? options.num_threads : static_cast<int>(std::thread::hardware_concurrency());
+    own.num_threads = std::max(1, num_threads / static_cast<int>(devices.size()));
+    runners_.push_back(std::make_unique<PagedRunner>(devices[rank], own, part_of(weights, rank),
+                                                     RunnerShare{{group_.get(), static_cast<int>(rank)}, &sequences_}));
+    outputs_.emplace_back(2);
+  }
+  for (std::size_t rank = 1; rank < devices.size(); ++rank) threads_.emplace_back([this, rank] { serve(rank); });
+}
+
+ShardedRunner::~ShardedRunner() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_stopping_ = true;
+  }
+  news_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void ShardedRunner::run(std::size_t rank, const std::function<void(std::size_t)>& work) {
+  try {
+    work(rank);
+  } catch (...) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (error_ == nullptr) error_ = std::current_exception();
+    }
+    group_->abort();
+  }
+}
+
+void ShardedRunner::serve(std::size_t rank) {
+  std::uint64_t num_served = 0;
+  for (;;) {
+    const std::function<void(std::size_t)>* work = nullptr;
+    {
+      std::unique_lock lock(mutex_);
+      news_.wait(lock, [&] { return is_stopping_ || num_calls_ != num_served; });  // ends with the runner
+      if (is_stopping_) return;
+      num_served = num_calls_;
+      work = work_;
+    }
+    run(rank, *work);
+    {
+      const std::lock_guard lock(mutex_);
+      --num_busy_;
+    }
+    news_.notify_all();
+  }
+}
+
+void ShardedRunner::on_all(const std::function<void(std::size_t)>& work) {
+  {
+    const std::lock_guard lock(mutex_);
+    work_ = &work;
+    ++num_calls_;
+    num_busy_ = threads_.size();
+    error_ = nullptr;
+  }
+  news_.notify_all();
+  run(0, work);
+  std::unique_lock lock(mutex_);
+  news_.wait(lock, [&] { return num_busy_ == 0; });  // gathers, which are all that a rank waits for, have a deadline
+  if (error_ == nullptr) return;
+  const std::exception_ptr error = std::exchange(error_, nullptr);
+  lock.unlock();
+  group_->reset();
+  std::rethrow_exception(error);
+}
+
+void ShardedRunner::begin(const StepPlan& plan, StepOutput& output) {
+  if (!failure_.empty()) fail(ErrorCode::kUnavailable, "the devices that share the layers are out of step: {}", failure_);
+  std::vector<std::uint8_t> has_begun(runners_.size(), 0);
+  try {
+    on_all([&](std::size_t rank) {
+      runners_[rank]->begin(plan, rank == 0 ? output : outputs_[rank][num_begun_ % 2]);
+      has_begun[rank] = 1;
+    });
+  } catch (const std::exception& error) {
+    if (std::ranges::find(has_begun, 1) != has_begun.end()) failure_ = error.what();
+    throw;
+  }
+  ++num_begun_;
+}
+
+void ShardedRunner::finish(const StepPlan& plan, StepOutput& output) {
+  const std::size_t turn = num_finished_++ % 2;
+  on_all([&](std::size_t rank) { runners_[rank]->finish(plan, rank == 0 ? output : outputs_[rank][turn]); });
+}
+
+void ShardedRunner::set_weights(nn::WeightsPtr weights) {
+  if (weights != nullptr && weights->others.size() + 1 != runners_.size())
+    fail(ErrorCode::kInvalidArgument, "new weights are for {} devices, the engine has {}", weights->others.size() + 1, runners_.size());
+  for (std::size_t rank = runners_.size(); rank-- > 0;) runners_[rank]->set_weights(weights == nullptr ? nullptr : part_of(weights, rank));
+}
+
+WeightProof ShardedRunner::prove() {
+  WeightProof proof;
+  on_all([&](std::size_t rank) {
+    if (rank == 0)
+      proof = runners_[0]->prove();
+    else
+      (void)runners_[rank]->probe_logprobs();
+  });
+  return proof;
+}
+
+}  // namespace prl::engine

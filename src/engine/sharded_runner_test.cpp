@@ -1,0 +1,198 @@
+// Devices that share the layers of a model give the bits of one device.
+#include "engine/sharded_runner.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <filesystem>
+
+#include "base/rng.hpp"
+#include "base/testing/eventually.hpp"
+#include "engine/engine.hpp"
+#include "engine/test_support.hpp"
+#include "nn/init_model.hpp"
+
+namespace prl::engine {
+namespace {
+using namespace std::chrono_literals;
+using prl::testing::kPatience;
+using testing::Inbox;
+
+constexpr std::int64_t kVocabSize = 1100;
+
+#ifdef PRL_TEST_CUDA
+/// One GPU each, or streams of the same.
+std::shared_ptr<DeviceRuntime> make_device(std::size_t rank) {
+  return make_cuda_runtime(static_cast<int>(rank % list_cuda_devices().devices.size()));
+}
+#else
+std::shared_ptr<DeviceRuntime> make_device(std::size_t) { return make_cpu_runtime(); }
+#endif
+
+struct Kind {
+  const char* family;
+  DType compute;
+  std::size_t num_devices;
+};
+
+/// The same weights whole on one device, and shared by several.
+class SharedLayersTest : public ::testing::TestWithParam<Kind> {
+ protected:
+  SharedLayersTest() {
+    config_ = nn::make_model_config({.family = GetParam().family,
+                                     .vocab_size = kVocabSize,
+                                     .hidden_size = 128,
+                                     .intermediate_size = 192,
+                                     .num_layers = 2,
+                                     .num_heads = 8,
+                                     .num_kv_heads = 4,
+                                     .head_dim = 64,
+                                     .max_position = 512,
+                                     .tie_word_embeddings = false});
+    for (std::size_t rank = 0; rank < GetParam().num_devices; ++rank)
+      sessions_.push_back(std::make_unique<ops::OpSession>(make_device(rank), 1));
+    for (const auto& session : sessions_) devices_.push_back(&session->context());
+  }
+  nn::Parameters parameters(std::uint64_t seed) {
+    nn::Parameters made(sessions_[0]->context().runtime, config_);
+    made.init_random(seed, 0.2f);
+    return made;
+  }
+  Tensor values(std::uint64_t seed) { return nn::flat_values(sessions_[0]->context(), parameters(seed), GetParam().compute); }
+  nn::WeightsPtr whole(std::uint64_t seed, std::int64_t version) {
+    return nn::load_flat_weights(sessions_[0]->context(), config_, values(seed), PolicyVersion{version}, nullptr);
+  }
+  nn::WeightsPtr shared(std::uint64_t seed, std::int64_t version, const nn::WeightsPtr& previous = nullptr) {
+    return nn::load_shared_weights(devices_, config_, values(seed), PolicyVersion{version}, previous);
+  }
+  static EngineOptions options() {
+    EngineOptions options;
+    options.max_model_len = 256;
+    options.num_blocks = 96;
+    options.max_num_seqs = 16;
+    options.max_num_batched_tokens = 64;
+    options.num_threads = 2;
+    return options;
+  }
+  std::unique_ptr<Engine> engine_of(nn::WeightsPtr weights) const {
+    return std::make_unique<Engine>(sessions_[0]->context().runtime, options(), std::move(weights));
+  }
+  /// With temperatures, penalties, bans, prompt log-probabilities and alternatives.
+  static std::vector<wire::GenerateRequest> requests() {
+    std::vector<wire::GenerateRequest> all;
+    const float temperatures[] = {1.0f, 0.7f, 0.0f, 1.3f};
+    for (std::uint64_t i = 0; i < 12; ++i) {
+      wire::GenerateRequest request;
+      Rng rng(i % 5);
+      for (std::uint64_t n = 0; n < 3 + (i * 29) % 80; ++n)
+        request.prompt_ids.push_back(static_cast<std::int32_t>(rng.next_below(static_cast<std::uint64_t>(kVocabSize))));
+      request.sampling.max_tokens = static_cast<std::int32_t>(5 + (i * 11) % 40);
+      request.sampling.seed = i;
+      request.sampling.temperature = temperatures[i % 4];
+      request.sampling.ignore_eos = true;
+      if (i % 3 == 0) request.sampling.repetition_penalty = 1.2f;
+      if (i % 4 == 1) request.sampling.presence_penalty = 0.5f;
+      if (i % 6 == 5) request.sampling.prompt_logprobs = 2;
+      if (i % 2 == 0) request.sampling.logprobs = 3;
+      all.push_back(std::move(request));
+    }
+    return all;
+  }
+  static std::vector<wire::GenerateOutput> run(Engine& engine) {
+    engine.pause(kPatience);  // so that they meet in one batch
+    std::vector<std::shared_ptr<Inbox>> inboxes;
+    for (const wire::GenerateRequest& request : requests()) {
+      inboxes.push_back(std::make_shared<Inbox>());
+      engine.submit(request, [inbox = inboxes.back()](const StepEvent& event) { inbox->push(event); });
+    }
+    engine.resume();
+    std::vector<wire::GenerateOutput> outputs;
+    for (const auto& inbox : inboxes) outputs.push_back(inbox->wait().output);
+    return outputs;
+  }
+  static std::vector<std::uint32_t> bits(const std::vector<float>& values) {
+    std::vector<std::uint32_t> out;
+    for (const float value : values) out.push_back(std::bit_cast<std::uint32_t>(value));
+    return out;
+  }
+  static void expect_same(const std::vector<wire::GenerateOutput>& got, const std::vector<wire::GenerateOutput>& wanted) {
+    for (std::size_t i = 0; i < wanted.size(); ++i) {
+      EXPECT_EQ(got[i].error, "") << i;
+      EXPECT_EQ(got[i].token_ids, wanted[i].token_ids) << i;
+      EXPECT_EQ(bits(got[i].logprobs), bits(wanted[i].logprobs)) << i;
+      EXPECT_EQ(bits(got[i].prompt_logprobs), bits(wanted[i].prompt_logprobs)) << i;
+      ASSERT_EQ(got[i].top_logprobs.size(), wanted[i].top_logprobs.size()) << i;
+      EXPECT_EQ(wanted[i].token_ids.size(), static_cast<std::size_t>(*requests()[i].sampling.max_tokens)) << i;
+    }
+  }
+  static void expect_same(const WeightProof& got, const WeightProof& wanted) {
+    EXPECT_EQ(got.version, wanted.version);
+    EXPECT_EQ(got.checksum, wanted.checksum);
+    EXPECT_EQ(bits(got.probe_logprobs), bits(wanted.probe_logprobs));
+  }
+
+  nn::ModelConfig config_;
+  std::vector<std::unique_ptr<ops::OpSession>> sessions_;
+  std::vector<ops::OpContext*> devices_;
+};
+
+TEST_P(SharedLayersTest, TokensLogprobsAndProofAreThoseOfOneDevice) {
+  const auto one = engine_of(whole(7, 1)), several = engine_of(shared(7, 1));
+  expect_same(run(*several), run(*one));
+  expect_same(several->proof(kPatience), one->proof(kPatience));
+}
+
+TEST_P(SharedLayersTest, NewWeightsTakeEffectOnAllDevices) {
+  const auto one = engine_of(whole(7, 1)), several = engine_of(shared(7, 1));
+  const auto before = run(*several);
+  expect_same(several->update_weights(shared(8, 2, several->weights()), kPatience), one->update_weights(whole(8, 2), kPatience));
+  const auto after = run(*several);
+  expect_same(after, run(*one));
+  EXPECT_NE(before[0].token_ids, after[0].token_ids);
+  // Those of one device are no weights for several, and the former ones stay.
+  EXPECT_THROW(several->update_weights(whole(9, 3), kPatience), Error);
+  expect_same(several->proof(kPatience), one->proof(kPatience));
+}
+
+TEST_P(SharedLayersTest, AFolderIsReadInParts) {
+  const std::filesystem::path folder = std::filesystem::path(::testing::TempDir()) / "shared_layers_model";
+  std::filesystem::remove_all(folder);
+  const nn::Parameters masters = parameters(7);
+  nn::save_pretrained(masters, folder, DType::kF32);
+  const auto one = nn::load_weights(*devices_[0], config_, folder, GetParam().compute, PolicyVersion{1}, nullptr);
+  const auto several = nn::load_shared_weights(devices_, config_, folder, GetParam().compute, PolicyVersion{1}, nullptr);
+  EXPECT_EQ(nn::checksum(*several).tensors, nn::checksum(*one).tensors);
+  EXPECT_EQ(nn::checksum(*several).combined, nn::checksum(*shared(7, 1)).combined);
+  expect_same(run(*engine_of(several)), run(*engine_of(one)));
+  std::filesystem::remove_all(folder);
+}
+
+TEST_P(SharedLayersTest, DamagedValuesAreRefusedByTheirTensor) {
+  const Tensor damaged = values(7);
+  const nn::TensorTablePtr table = nn::make_tensor_table(config_);
+  const nn::TensorSpec& last = table->tensors()[table->tensors().size() - 3];  // down_proj: its last row is the last device's
+  ASSERT_TRUE(last.is_shared) << last.name;
+  std::memset(damaged.as<char>() + static_cast<std::size_t>(last.offset + last.num_elements() - 1) * size_of(damaged.dtype()), 0xff,
+              size_of(damaged.dtype()));
+  try {
+    nn::load_shared_weights(devices_, config_, damaged, PolicyVersion{1}, nullptr);
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kCorrupt);
+    EXPECT_THAT(error.what(), ::testing::HasSubstr(last.name));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, SharedLayersTest,
+                         ::testing::Values(Kind{"llama", DType::kF32, 2}, Kind{"qwen2", DType::kF32, 4}, Kind{"qwen3", DType::kBF16, 2},
+                                           Kind{"qwen2", DType::kBF16, 4}),
+                         [](const auto& kind) {
+                           return std::string(kind.param.family) + (kind.param.compute == DType::kBF16 ? "_bf16_" : "_f32_") +
+                                  std::to_string(kind.param.num_devices);
+                         });
+
+}  // namespace
+}  // namespace prl::engine
