@@ -23,9 +23,11 @@ std::string to_string(Device device);
 class RecordedWork {
  public:
   virtual ~RecordedWork() = default;
-  /// Copies `bytes` from host memory, which may be reused on return, to device memory that no other work reads, and enqueues the work. The
-  /// copy waits only for the previous run of this work and for what had been enqueued when it was recorded.
-  virtual void run(void* destination, const void* host, std::size_t bytes) = 0;
+  /// Copies `bytes` from host memory, which may be reused on return, to device memory that no other work reads. The copy waits only for the
+  /// previous run of this work and for what had been enqueued when it was recorded.
+  virtual void upload(void* destination, const void* host, std::size_t bytes) = 0;
+  /// Enqueues the work behind what was uploaded for it.
+  virtual void run() = 0;
 };
 
 /// Timestamps in a device's stream, and the time between them.

@@ -191,7 +191,10 @@ TensorView DecodeRecorder::run(const Weights& weights, KvCache& cache, const Pag
     num_allocations_ = allocations;
     workspace_generation_ = generation;
   }
-  step.work->run(step.device.data(), step.host.data(), step.host.size() * sizeof(std::int32_t));
+  step.work->upload(step.device.data(), step.host.data(), step.host.size() * sizeof(std::int32_t));
+  if (shared_.group != nullptr) shared_.group->meet(shared_.rank);
+  step.work->run();
+  if (shared_.group != nullptr) shared_.group->meet(shared_.rank);
   return step.h_BH.rows(0, sequences);
 }
 

@@ -36,10 +36,11 @@ class CpuShardGroup final : public ShardGroup {
       for (std::int64_t row = 0; row < rows; ++row)
         std::memcpy(to.buffers[turn].as<std::byte>() + static_cast<std::size_t>(row) * row_bytes + static_cast<std::size_t>(rank) * part_bytes,
                     part.as<std::byte>() + static_cast<std::size_t>(row * part.row_stride) * size_of(part.dtype), part_bytes);
-    meet();
+    await_all();
     return {own.buffers[turn].data(), {rows, width}, part.dtype, part.device, width};
   }
 
+  void meet(int) override {}  // nothing is recorded, and a gather is over when it returns
   void abort() noexcept override {
     const std::lock_guard lock(mutex_);
     is_aborted_ = true;
@@ -65,7 +66,7 @@ class CpuShardGroup final : public ShardGroup {
     std::uint64_t num_gathered = 0;
   };
   /// Until all ranks are here.
-  void meet() {
+  void await_all() {
     std::unique_lock lock(mutex_);
     const std::uint64_t now = num_met_;
     if (++num_here_ == size()) {

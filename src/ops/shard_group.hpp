@@ -22,6 +22,9 @@ class ShardGroup {
   /// Error{kOutOfMemory} if it is more than the group was made for; {kUnavailable} if another rank does not come, after a deadline, or
   /// after abort().
   virtual TensorView gather(OpContext& ctx, int rank, ConstTensorView part_Tn) = 0;
+  /// Around recorded work that holds gathers, before it is enqueued and after: until the threads of all ranks are here. A thread that waits
+  /// for one device in the driver may keep others from enqueuing what that device waits for. Errors as of gather(), which does so itself.
+  virtual void meet(int rank) = 0;
   /// A rank has failed and will not come: those that wait for it fail too, at once on the CPU and after the deadline on GPUs.
   virtual void abort() noexcept = 0;
   /// After abort(), once all ranks have returned: the group works again.

@@ -364,8 +364,11 @@ class RecordedGraph final : public RecordedWork {
   }
   RecordedGraph(const RecordedGraph&) = delete;
   RecordedGraph& operator=(const RecordedGraph&) = delete;
-  void run(void* destination, const void* host, std::size_t bytes) override {
+  void upload(void* destination, const void* host, std::size_t bytes) override {
     runtime_.upload(destination, host, bytes, ended_, uploaded_);
+  }
+  void run() override {
+    runtime_.activate();
     PRL_CUDA_CHECK(cudaGraphLaunch(executable_, stream_));
     PRL_CUDA_CHECK(cudaEventRecord(ended_, stream_));
   }

@@ -1,5 +1,9 @@
+#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "base/error.hpp"
@@ -10,6 +14,10 @@
 
 namespace prl::ops::cuda {
 namespace {
+
+/// Of threads for each other: loading a kernel or growing a buffer takes a thread milliseconds, autotuning up to seconds.
+constexpr std::chrono::seconds kDeadline{60};
+constexpr int kBusyPolls = 1 << 12;
 
 /// Memory of one device that others reach.
 class SharedMemory {
@@ -66,8 +74,10 @@ class CudaShardGroup final : public ShardGroup {
     for (const int from : indices)
       for (const int to : indices) check_reach(from, to);
     for (const auto& device : devices)
-      memory_.push_back(std::make_unique<SharedMemory>(::prl::cuda::runtime_of(*device), indices, 2 * turn_bytes_ + kStateBytes));
+      memory_.push_back(std::make_unique<SharedMemory>(::prl::cuda::runtime_of(*device), indices, kStateBytes + 2 * (marked_bytes() + turn_bytes_)));
     num_gathered_.resize(devices.size());
+    std::ranges::sort(indices);
+    has_own_devices_ = std::ranges::adjacent_find(indices) == indices.end();
     CudaShardGroup::reset();
   }
 
@@ -83,17 +93,41 @@ class CudaShardGroup final : public ShardGroup {
     const std::size_t turn = num_gathered_[static_cast<std::size_t>(rank)]++ % 2;
     GatherPeers peers{};
     for (std::size_t r = 0; r < memory_.size(); ++r) {
-      peers.out[r] = reinterpret_cast<GatherVector*>(memory_[r]->data() + kStateBytes + turn * turn_bytes_);
+      std::byte* const of_turn = memory_[r]->data() + kStateBytes + turn * (marked_bytes() + turn_bytes_);
+      peers.marked[r] = reinterpret_cast<uint4*>(of_turn);
+      peers.out[r] = reinterpret_cast<GatherVector*>(of_turn + marked_bytes());
       peers.told[r] = &state_of(r)->told[0][0];
     }
     const GatherPart from{part.as<GatherVector>(), part.shape.num_rows(), static_cast<std::int64_t>(stride_bytes / sizeof(GatherVector)),
                           static_cast<std::int64_t>(part_bytes / sizeof(GatherVector))};
-    launch_gather(ctx, peers, from, rank, size(), state_of(static_cast<std::size_t>(rank)));
+    // Recorded work is enqueued as a whole.
+    const bool is_enqueued_now = !is_capturing(stream_of(ctx));
+    if (is_enqueued_now) meet(rank);
+    launch_gather(ctx, peers, from, rank, size(), state_of(static_cast<std::size_t>(rank)), has_own_devices_);
+    if (is_enqueued_now) meet(rank);
     const std::int64_t width = part.shape.num_cols() * size();
     return {peers.out[static_cast<std::size_t>(rank)], {part.shape.num_rows(), width}, part.dtype, part.device, width};
   }
 
-  void abort() noexcept override {}  // kernels that wait give up after the deadline
+  /// Most of the time the threads come within microseconds of each other.
+  void meet(int) override {
+    const std::uint64_t now = num_met_.load(std::memory_order_acquire);
+    if (num_here_.fetch_add(1, std::memory_order_acq_rel) + 1 == size()) {
+      num_here_.store(0, std::memory_order_relaxed);
+      num_met_.store(now + 1, std::memory_order_release);
+      return;
+    }
+    const auto start = std::chrono::steady_clock::now();
+    for (int polls = 0; num_met_.load(std::memory_order_acquire) == now; ++polls) {
+      if (is_aborted_.load(std::memory_order_acquire)) fail(ErrorCode::kUnavailable, "[gather] another device that shares the layers has failed");
+      if (polls < kBusyPolls) continue;
+      std::this_thread::yield();
+      if (polls % 1024 == 0 && std::chrono::steady_clock::now() - start > kDeadline)
+        fail(ErrorCode::kUnavailable, "[gather] another device that shares the layers did not come within a minute");
+    }
+  }
+
+  void abort() noexcept override { is_aborted_.store(true, std::memory_order_release); }  // kernels that wait give up after the deadline
 
   void reset() override {
     for (const auto& device : devices_) {
@@ -102,17 +136,26 @@ class CudaShardGroup final : public ShardGroup {
       PRL_CUDA_CHECK(cudaStreamSynchronize(static_cast<cudaStream_t>(runtime.stream())));
     }
     for (std::size_t r = 0; r < devices_.size(); ++r) {
-      devices_[r]->zero(memory_[r]->data(), kStateBytes);
+      devices_[r]->zero(memory_[r]->data(), kStateBytes + 2 * (marked_bytes() + turn_bytes_));
       ::prl::cuda::runtime_of(*devices_[r]).activate();
       PRL_CUDA_CHECK(cudaStreamSynchronize(static_cast<cudaStream_t>(devices_[r]->stream())));
       num_gathered_[r] = 0;
     }
+    num_here_ = 0;
+    is_aborted_ = false;
   }
 
  private:
   /// What comes before the two buffers.
   static constexpr std::size_t kStateBytes = (sizeof(GatherState) + 255) / 256 * 256;
   GatherState* state_of(std::size_t rank) const { return reinterpret_cast<GatherState*>(memory_[rank]->data()); }
+
+  /// For the parts of all ranks.
+  std::size_t marked_bytes() const { return devices_.size() * kMaxMarkedWords * sizeof(uint4); }
+  static bool is_capturing(cudaStream_t stream) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    return cudaStreamIsCapturing(stream, &status) == cudaSuccess && status == cudaStreamCaptureStatusActive;
+  }
 
   static void check_reach(int from, int to) {
     int can = from == to;
@@ -124,6 +167,10 @@ class CudaShardGroup final : public ShardGroup {
   std::size_t turn_bytes_;
   std::vector<std::unique_ptr<SharedMemory>> memory_;
   std::vector<std::uint64_t> num_gathered_;
+  bool has_own_devices_ = true;  ///< each rank
+  std::atomic<int> num_here_{0};
+  std::atomic<std::uint64_t> num_met_{0};
+  std::atomic<bool> is_aborted_{false};
 };
 
 }  // namespace
