@@ -60,7 +60,10 @@ Routing route(Frame& frame, const Var& x_TH, const ExpertsParameter& p) {
                   .weights_TK = frame.keep({T, K}, DType::kF32),
                   .mass_T = frame.keep({T}, DType::kF32)};
   ops::linear(frame.ctx, r.logits_TE, x_TH.value, *p.router.weight);
-  ops::route(frame.ctx, r.ids_TK, r.weights_TK, r.mass_T, r.logits_TE, p.renormalize);
+  if (p.by_score)
+    ops::route_by_score(frame.ctx, r.ids_TK, r.weights_TK, r.mass_T, r.logits_TE, p.score_bias_PE, *p.by_score);
+  else
+    ops::route(frame.ctx, r.ids_TK, r.weights_TK, r.mass_T, r.logits_TE, p.renormalize);
   return r;
 }
 
@@ -211,9 +214,12 @@ void run_adapter_gradients(ops::OpContext& ctx, Tape& tape, TensorView dx_M, Con
 /// Gradients of the router, and what reaches x through it.
 void router_backward(ops::OpContext& ctx, Tape& tape, const Var& x_TH, const ExpertsParameter& p, const Placement& placement,
                      ConstTensorView dweights_TK, TensorView dx) {
-  const TensorView dlogits_TE = tape.arena().take(placement.routing.logits_TE.shape, x_TH.value.dtype);
-  ops::route_backward(ctx, dlogits_TE, dweights_TK, placement.routing.logits_TE, placement.routing.ids_TK, placement.routing.weights_TK,
-                      p.renormalize);
+  const Routing& r = placement.routing;
+  const TensorView dlogits_TE = tape.arena().take(r.logits_TE.shape, x_TH.value.dtype);
+  if (p.by_score)
+    ops::route_by_score_backward(ctx, dlogits_TE, dweights_TK, r.logits_TE, r.ids_TK, *p.by_score);
+  else
+    ops::route_backward(ctx, dlogits_TE, dweights_TK, r.logits_TE, r.ids_TK, r.weights_TK, p.renormalize);
   if (p.router.dw.data != nullptr && p.is_router_frozen) {
     form_weight_gradient(ctx, p.router.dw, dlogits_TE, x_TH.value, 0, 0, p.router.accumulate);
   } else if (p.router.dw.data != nullptr) {

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "autograd/functions.hpp"
+#include "ops/experts.hpp"
 
 namespace prl::autograd {
 
@@ -15,12 +17,14 @@ struct ExpertLoad {
 
 /// A mixture of experts with its gradients.
 struct ExpertsParameter {
-  LinearParameter router;                      ///< [E, H]
-  std::vector<LinearParameter> gate_up, down;  ///< of each expert [2F, H], [H, F]; without biases, adapters in groups and without dropout
-  std::int64_t num_active = 0;                 ///< K: experts of a token
-  bool renormalize = false;                    ///< their weights have the sum 1
-  bool is_router_frozen = false;               ///< its gradient is 0
-  ExpertLoad* load = nullptr;                  ///< what a forward pass adds to; nullptr: nobody wants it
+  LinearParameter router;                       ///< [E, H]
+  std::vector<LinearParameter> gate_up, down;   ///< of each expert [2F, H], [H, F]; without biases, adapters in groups and without dropout
+  std::int64_t num_active = 0;                  ///< K: experts of a token
+  bool renormalize = false;                     ///< their weights have the sum 1
+  std::optional<ops::ScoreRule> by_score = {};  ///< in place of a softmax over all, and of `renormalize`
+  ConstTensorView score_bias_PE = {};           ///< of such a rule: see ops::route_by_score
+  bool is_router_frozen = false;                ///< its gradient is 0
+  ExpertLoad* load = nullptr;                   ///< what a forward pass adds to; nullptr: nobody wants it
 };
 
 /// Per token the sum over its K experts of weight * down(silu(gate x) * up x). A token's row depends on that row and the weights alone, on

@@ -82,7 +82,7 @@ TEST_P(PretrainedTest, PackedMastersEqualWeightsLoadedFromAFile) {
       const WeightsPtr loaded =
           load_weights(model.ctx(), load_model_config(temporary.path()), temporary.path(), compute, PolicyVersion{4}, made);
       EXPECT_EQ(loaded->version.value, 4);
-      EXPECT_EQ(loaded->rope.cos_PD2.data(), made->rope.cos_PD2.data()) << "the rotary table is shared";
+      EXPECT_EQ(loaded->rope.cos_PR2.data(), made->rope.cos_PD2.data()) << "the rotary table is shared";
       const WeightsChecksum a = checksum(*made), b = checksum(model.ctx(), *loaded);
       EXPECT_EQ(a.combined, b.combined);
       EXPECT_EQ(a.tensors, b.tensors);

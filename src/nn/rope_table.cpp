@@ -54,8 +54,8 @@ ops::RopeTable make_rope_table(const std::shared_ptr<DeviceRuntime>& runtime, co
     }
   });
   ops::RopeTable table{Tensor::empty(runtime, shape, DType::kF32), Tensor::empty(runtime, shape, DType::kF32)};
-  runtime->copy_from_host(table.cos_PD2.data(), cosines.data(), table.cos_PD2.num_bytes());
-  runtime->copy_from_host(table.sin_PD2.data(), sines.data(), table.sin_PD2.num_bytes());
+  runtime->copy_from_host(table.cos_PR2.data(), cosines.data(), table.cos_PR2.num_bytes());
+  runtime->copy_from_host(table.sin_PR2.data(), sines.data(), table.sin_PR2.num_bytes());
   return table;
 }
 

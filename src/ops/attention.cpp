@@ -149,7 +149,8 @@ void norm_rope_to_cache(OpContext& ctx, TensorView q_TE, const KvLayer& layer, C
   c.check("q", q_TE, "T Q").check("qkv", in.qkv_TE, "T W").same_dtype("q", q_TE.dtype, "qkv", in.qkv_TE.dtype).floating("q", q_TE);
   c.extent("Q", Q, "num_heads").extent("W", Q + 2 * K, "num_heads, num_kv_heads").extent("Hkv", in.num_kv_heads, "num_kv_heads");
   c.extent("D", D, "head_dim").check("positions", in.positions_T, "T", DType::kI32).check("slot", slot_T, "T", DType::kI32);
-  c.same_dtype("q", q_TE.dtype, "cache k", layer.k.dtype).require(in.rope != nullptr, "a rotary table is wanted");
+  c.same_dtype("q", q_TE.dtype, "cache k", layer.k.dtype)
+      .require(in.rope != nullptr && 2 * in.rope->num_pairs() <= in.head_dim, "a rotary table of heads is wanted");
   table_entry(ctx, ctx.table->norm_rope_to_cache, "norm_rope_to_cache")(ctx, q_TE, layer, slot_T, in);
 }
 

@@ -19,6 +19,8 @@ inline constexpr int kAttentionChunk = 1024;
 /// Sizes of heads that every device has attention kernels for.
 inline constexpr std::array<std::int64_t, 7> kHeadDims = {16, 32, 64, 80, 96, 128, 256};
 bool is_head_dim(std::int64_t head_dim) noexcept;
+/// Heads are rotated in a part of so many elements, or of a multiple, on every device.
+inline constexpr std::int64_t kRotaryStep = 16;
 
 /// Causal softmax attention over packed sequences, grouped-query.
 ///

@@ -15,6 +15,14 @@ void check_routing(ShapeCheck& c, const ConstTensorView& logits_TE, const ConstT
             "wanted 1 to 32 experts of a token, and at most 1024 in all");
 }
 
+void check_rule(ShapeCheck& c, const ConstTensorView& logits_TE, const ConstTensorView& ids_TK, const ScoreRule& rule) {
+  const std::int64_t num_experts = logits_TE.shape.num_cols(), num_groups = rule.num_groups;
+  c.require(num_groups >= 1 && num_experts % num_groups == 0 && num_experts / num_groups >= 2, "wanted groups of two experts or more each");
+  c.require(rule.num_active_groups >= 1 && rule.num_active_groups <= num_groups &&
+                ids_TK.shape.num_cols() <= rule.num_active_groups * (num_experts / num_groups),
+            "wanted active groups that have the experts of a token");
+}
+
 }  // namespace
 
 void route(OpContext& ctx, TensorView ids_TK, TensorView weights_TK, TensorView mass_T, ConstTensorView logits_TE, bool renormalize) {
@@ -32,6 +40,26 @@ void route_backward(OpContext& ctx, TensorView dlogits_TE, ConstTensorView dweig
   c.check("dlogits", dlogits_TE, "T E").check("dweights", dweights_TK, "T K", DType::kF32).floating("dlogits", dlogits_TE);
   if (logits_TE.shape.num_elements() == 0) return;
   table_entry(ctx, ctx.table->route_backward, "route_backward")(ctx, dlogits_TE, dweights_TK, logits_TE, ids_TK, weights_TK, renormalize);
+}
+
+void route_by_score(OpContext& ctx, TensorView ids_TK, TensorView weights_TK, TensorView mass_T, ConstTensorView logits_TE,
+                    ConstTensorView bias_PE, const ScoreRule& rule) {
+  ShapeCheck c("route_by_score", ctx);
+  check_routing(c, logits_TE, ids_TK, weights_TK);
+  check_rule(c, logits_TE, ids_TK, rule);
+  c.check("mass", mass_T, "T", DType::kF32).check("bias", bias_PE, "P E", DType::kF32).contiguous("bias", bias_PE);
+  if (logits_TE.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->route_by_score, "route_by_score")(ctx, ids_TK, weights_TK, mass_T, logits_TE, bias_PE, rule);
+}
+
+void route_by_score_backward(OpContext& ctx, TensorView dlogits_TE, ConstTensorView dweights_TK, ConstTensorView logits_TE,
+                             ConstTensorView ids_TK, const ScoreRule& rule) {
+  ShapeCheck c("route_by_score_backward", ctx);
+  check_routing(c, logits_TE, ids_TK, dweights_TK);
+  check_rule(c, logits_TE, ids_TK, rule);
+  c.check("dlogits", dlogits_TE, "T E").floating("dlogits", dlogits_TE);
+  if (logits_TE.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->route_by_score_backward, "route_by_score_backward")(ctx, dlogits_TE, dweights_TK, logits_TE, ids_TK, rule);
 }
 
 void place_rows(OpContext& ctx, TensorView begin_P, TensorView token_R, TensorView weight_R, TensorView slot_TK, ConstTensorView ids_TK,

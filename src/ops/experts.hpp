@@ -22,6 +22,22 @@ void route(OpContext& ctx, TensorView ids_TK, TensorView weights_TK, TensorView 
 void route_backward(OpContext& ctx, TensorView dlogits_TE, ConstTensorView dweights_TK, ConstTensorView logits_TE, ConstTensorView ids_TK,
                     ConstTensorView weights_TK, bool renormalize);
 
+/// How experts are chosen by scores of their own, each the sigmoid of its logit (DeepSeek-V3, GLM-4.5).
+struct ScoreRule {
+  /// Experts are of G groups of the same size, two or more. A group's value is the sum of the two greatest score + bias in it; a token's
+  /// experts are of the `num_active_groups` groups of the greatest values, the lower index first among equals.
+  std::int64_t num_groups = 1, num_active_groups = 1;
+  bool renormalize = false;  ///< weights are scores divided by their sum + 1e-20; else the scores
+  float scale = 1.0f;        ///< multiplies them
+};
+/// As route(), but the K experts of the greatest score + bias, where the bias of an expert is its column of bias_PE (fp32, contiguous)
+/// summed from the last row to the first; weights are of the scores without it. mass_T: what the K scores are of the sum of all.
+void route_by_score(OpContext& ctx, TensorView ids_TK, TensorView weights_TK, TensorView mass_T, ConstTensorView logits_TE,
+                    ConstTensorView bias_PE, const ScoreRule& rule);
+/// dlogits_TE (kF32 or kBF16) from dweights_TK (fp32) and the experts that were chosen, which the gradient takes as they are.
+void route_by_score_backward(OpContext& ctx, TensorView dlogits_TE, ConstTensorView dweights_TK, ConstTensorView logits_TE,
+                             ConstTensorView ids_TK, const ScoreRule& rule);
+
 /// Sorts the rows of tokens and their experts, R = T * K of them, by expert, and those of one expert by token. All int32 but for weights:
 /// begin_P (P = E + 1): where each expert's rows begin, and R; of each row its token and its weight; slot_TK: the row of a token's k-th
 /// expert. ids_TK, contiguous, are route()'s.

@@ -110,6 +110,115 @@ TEST_P(ExpertsTest, RouteBackwardIsTheSlope) {
     }
 }
 
+struct ScoreCase {
+  std::int64_t T, E, K;
+  ScoreRule rule;
+};
+const ScoreCase kScoreCases[] = {{1, 2, 1, {}},
+                                 {7, 8, 2, {.num_groups = 4, .num_active_groups = 2, .renormalize = true, .scale = 2.5f}},
+                                 {33, 128, 8, {.renormalize = true, .scale = 1.5f}},
+                                 {9, 40, 32, {.num_groups = 5, .num_active_groups = 4, .scale = 0.5f}},
+                                 {3, 1024, 4, {.num_groups = 512, .num_active_groups = 3, .renormalize = true}},
+                                 {6, 1024, 6, {.num_groups = 2, .num_active_groups = 1}}};
+
+double sigmoid(float x) { return 1.0 / (1.0 + std::exp(-static_cast<double>(x))); }
+
+/// The definition in fp64.
+Routed routed_by_score(std::span<const float> logits, std::span<const double> bias, std::int64_t k, const ScoreRule& rule) {
+  const auto num_groups = static_cast<std::size_t>(rule.num_groups), of_group = logits.size() / num_groups;
+  std::vector<double> value;
+  for (std::size_t e = 0; e < logits.size(); ++e) value.push_back(sigmoid(logits[e]) + bias[e]);
+  std::vector<double> of_groups;
+  for (std::size_t g = 0; g < num_groups; ++g) {
+    std::vector<double> in(value.begin() + static_cast<std::ptrdiff_t>(g * of_group),
+                           value.begin() + static_cast<std::ptrdiff_t>((g + 1) * of_group));
+    std::ranges::sort(in, std::ranges::greater());
+    of_groups.push_back(in[0] + in[1]);
+  }
+  const auto order_of = [](const std::vector<double>& values) {
+    std::vector<std::int32_t> order(values.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::stable_sort(order, std::ranges::greater(), [&](std::int32_t i) { return values[static_cast<std::size_t>(i)]; });
+    return order;
+  };
+  std::vector<std::int32_t> groups = order_of(of_groups);
+  groups.resize(static_cast<std::size_t>(rule.num_active_groups));
+  Routed out;
+  double sum = 0, all = 0;
+  for (const std::int32_t e : order_of(value))
+    if (std::ranges::find(groups, e / static_cast<std::int32_t>(of_group)) != groups.end() && static_cast<std::int64_t>(out.ids.size()) < k)
+      out.ids.push_back(e);
+  for (const std::int32_t e : out.ids) sum += sigmoid(logits[static_cast<std::size_t>(e)]);
+  for (const float logit : logits) all += sigmoid(logit);
+  for (const std::int32_t e : out.ids)
+    out.weights.push_back(sigmoid(logits[static_cast<std::size_t>(e)]) / (rule.renormalize ? sum : 1.0) * static_cast<double>(rule.scale));
+  out.mass = sum / all;
+  return out;
+}
+
+TEST_P(ExpertsTest, RoutingByScoresFollowsItsDefinition) {
+  Session s(kind());
+  for (const auto& [T, E, K, rule] : kScoreCases) {
+    SCOPED_TRACE(::testing::Message() << T << " tokens, " << K << " of " << E << " experts, " << rule.num_groups << " groups");
+    const std::int64_t P = 3;
+    Tensor logits = s.random({T, E}, DType::kF32, 3, 2.0f), bias = s.random({P, E}, DType::kF32, 4, 0.2f);
+    for (std::int64_t e = 0; e < E; e += 5) {  // equals
+      for (std::int64_t p = 0; p < P; ++p) bias.as<float>()[p * E + e] = 0.0625f;
+      for (std::int64_t t = 0; t < T; ++t) logits.as<float>()[t * E + e] = 0.5f;
+    }
+    std::vector<double> sums(static_cast<std::size_t>(E), 0.0);
+    for (std::int64_t i = 0; i < P * E; ++i) sums[static_cast<std::size_t>(i % E)] += static_cast<double>(bias.as<float>()[i]);
+    Tensor ids = s.ints(std::vector<std::int32_t>(static_cast<std::size_t>(T * K), -1)).reshaped({T, K});
+    Tensor weights = s.poisoned({T, K}, DType::kF32), mass = s.poisoned({T}, DType::kF32);
+    route_by_score(s.ctx, ids, weights, mass, logits, bias, rule);
+    for (std::int64_t t = 0; t < T; ++t) {
+      const Routed want = routed_by_score(row(logits, t), sums, K, rule);
+      ASSERT_EQ(static_cast<std::int64_t>(want.ids.size()), K);
+      for (std::int64_t k = 0; k < K; ++k) {
+        EXPECT_EQ(ids.as<std::int32_t>()[t * K + k], want.ids[static_cast<std::size_t>(k)]) << "token " << t << ", " << k;
+        EXPECT_NEAR(static_cast<double>(weights.as<float>()[t * K + k]), want.weights[static_cast<std::size_t>(k)], 2e-6);
+      }
+      EXPECT_NEAR(static_cast<double>(mass.as<float>()[t]), want.mass, 2e-6);
+    }
+    // A token alone has the bits that it has among others.
+    Tensor one_id = s.ints(std::vector<std::int32_t>(static_cast<std::size_t>(K), -1)).reshaped({1, K});
+    Tensor one_weight = s.poisoned({1, K}, DType::kF32), one_mass = s.poisoned({1}, DType::kF32);
+    route_by_score(s.ctx, one_id, one_weight, one_mass, logits.view().rows(T - 1, 1), bias, rule);
+    EXPECT_TRUE(std::equal(one_weight.as<float>(), one_weight.as<float>() + K, weights.as<float>() + (T - 1) * K));
+    EXPECT_EQ(one_mass.as<float>()[0], mass.as<float>()[T - 1]);
+  }
+}
+
+TEST_P(ExpertsTest, RoutingByScoresHasItsSlope) {
+  Session s(kind());
+  for (const auto& [T, E, K, rule] : kScoreCases) {
+    Tensor logits = s.random({T, E}, DType::kF32, 4), dweights = s.random({T, K}, DType::kF32, 5), bias = s.random({1, E}, DType::kF32, 6);
+    Tensor ids = s.ints(std::vector<std::int32_t>(static_cast<std::size_t>(T * K), -1)).reshaped({T, K});
+    Tensor weights = s.poisoned({T, K}, DType::kF32), mass = s.poisoned({T}, DType::kF32), dlogits = s.poisoned({T, E}, dtype());
+    route_by_score(s.ctx, ids, weights, mass, logits, bias, rule);
+    route_by_score_backward(s.ctx, dlogits, dweights, logits, ids, rule);
+    // Of sum_k dw_k * w_k with the experts as they are: by differences in fp64.
+    for (std::int64_t t = 0; t < T; ++t) {
+      const auto id = [&](std::int64_t k) { return ids.as<std::int32_t>()[t * K + k]; };
+      const auto value_with = [&](std::int64_t moved, double by) {
+        double sum = 0, dot = 0;
+        for (std::int64_t k = 0; k < K; ++k) {
+          const double x = static_cast<double>(row(logits, t)[static_cast<std::size_t>(id(k))]) + (id(k) == moved ? by : 0.0);
+          const double score = 1.0 / (1.0 + std::exp(-x));
+          sum += score;
+          dot += static_cast<double>(dweights.as<float>()[t * K + k]) * score;
+        }
+        return static_cast<double>(rule.scale) * (rule.renormalize ? dot / sum : dot);
+      };
+      for (std::int64_t e = 0; e < E; ++e) {
+        const double want = (value_with(e, 1e-4) - value_with(e, -1e-4)) / 2e-4;
+        EXPECT_NEAR(static_cast<double>(get(dlogits, t * E + e)), want, dtype() == DType::kBF16 ? 1e-2 : 1e-5)
+            << E << ": token " << t << ", expert " << e;
+      }
+    }
+  }
+}
+
 TEST_P(ExpertsTest, RowsArePlacedByExpertAndThenByToken) {
   Session s(kind());
   for (const auto [T, E, K] : {Sizes{1, 1, 1}, {1, 8, 2}, {7, 8, 2}, {333, 128, 8}, {5, 40, 32}, {4000, 6, 2}}) {
@@ -201,6 +310,14 @@ TEST_P(ExpertsTest, WhatDoesNotFitIsRefused) {
   Tensor logits = s.random({2, 4}, DType::kF32, 1), weights = s.poisoned({2, 5}, DType::kF32), mass = s.poisoned({2}, DType::kF32);
   Tensor ids = s.ints(std::vector<std::int32_t>(10, 0)).reshaped({2, 5});
   EXPECT_THROW(route(s.ctx, ids, weights, mass, logits, false), Error) << "five experts of four";
+  const Tensor bias = s.random({1, 4}, DType::kF32, 2);
+  Tensor two = s.ints({0, 0, 0, 0}).reshaped({2, 2}), of_two = s.poisoned({2, 2}, DType::kF32);
+  const auto by_score = [&](ScoreRule rule) { route_by_score(s.ctx, two, of_two, mass, logits, bias, rule); };
+  EXPECT_THROW(by_score({.num_groups = 3}), Error) << "groups of different sizes";
+  EXPECT_THROW(by_score({.num_groups = 4, .num_active_groups = 4}), Error) << "groups of one";
+  EXPECT_THROW(by_score({.num_groups = 2, .num_active_groups = 3}), Error) << "three groups of two";
+  EXPECT_NO_THROW(by_score({.num_groups = 2, .num_active_groups = 1}));
+  EXPECT_THROW(route_by_score(s.ctx, two, of_two, mass, logits, s.random({1, 5}, DType::kF32, 2), {}), Error) << "biases of five";
   Tensor x = s.random({3, 4}, dtype(), 1), out = s.poisoned({2, 4}, dtype()), factors = s.random({2}, DType::kF32, 1);
   EXPECT_THROW(swiglu_rows(s.ctx, out, x, factors), Error) << "gate and up of three rows for two";
   EXPECT_THROW(sum_rows(s.ctx, out, x, s.ints({0, 1, 2}).reshaped({3, 1}), false), Error) << "rows of three tokens for two";

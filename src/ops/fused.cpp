@@ -35,7 +35,8 @@ bool attention_decode_fused(OpContext& ctx, TensorView out_BHD, const HeadInputs
       .extent("Hkv", in.num_kv_heads, "num_kv_heads")
       .extent("Hq", in.num_heads, "num_heads");
   c.extent("D", D, "head_dim").check("positions", in.positions_T, "N", DType::kI32).check("slot", index.slot_B, "N", DType::kI32);
-  c.require(in.rope != nullptr, "a rotary table is wanted").require(Q % K == 0, "Hq must be a multiple of Hkv");
+  c.require(in.rope != nullptr && 2 * in.rope->num_pairs() <= D, "a rotary table of heads is wanted")
+      .require(Q % K == 0, "Hq must be a multiple of Hkv");
   return ctx.table->attention_decode_fused(ctx, out_BHD, in, layer, index, plan, scale);
 }
 

@@ -46,6 +46,8 @@
   PRL_OP(rope)                      \
   PRL_OP(route)                     \
   PRL_OP(route_backward)            \
+  PRL_OP(route_by_score)            \
+  PRL_OP(route_by_score_backward)   \
   PRL_OP(place_rows)                \
   PRL_OP(swiglu_rows)               \
   PRL_OP(swiglu_rows_backward)      \

@@ -138,10 +138,8 @@ void rope(OpContext& ctx, TensorView x_THD, std::int64_t token_stride, ConstTens
   TensorView dense = x_THD;
   dense.row_stride = x_THD.shape.num_cols();  // the token stride is given apart
   c.check("x", dense, "T Hd D").check("positions", positions_T, "T", DType::kI32).floating("x", x_THD);
-  c.check("cos", table.cos_PD2, "P D/2", DType::kF32)
-      .check("sin", table.sin_PD2, "P D/2", DType::kF32)
-      .extent("D/2", x_THD.shape[2] / 2, "x");
-  c.require(x_THD.shape[2] % 2 == 0, "D must be even");
+  c.check("cos", table.cos_PR2, "P R/2", DType::kF32).check("sin", table.sin_PR2, "P R/2", DType::kF32);
+  c.require(2 * table.num_pairs() <= x_THD.shape[2], "a head has no more than D elements to rotate");
   if (token_stride == 0) token_stride = x_THD.shape[1] * x_THD.shape[2];
   c.require(token_stride >= x_THD.shape[1] * x_THD.shape[2] || x_THD.shape[0] <= 1, "token_stride is smaller than heads * D");
   if (x_THD.shape.num_elements() == 0) return;
@@ -209,7 +207,8 @@ void norm_rope(OpContext& ctx, TensorView qk_TE, const HeadInputs& in) {
   c.check("qk", qk_TE, "T QK").check("qkv", in.qkv_TE, "T W").same_dtype("qk", qk_TE.dtype, "qkv", in.qkv_TE.dtype).floating("qk", qk_TE);
   c.extent("QK", Q + K, "num_heads, num_kv_heads").extent("W", Q + 2 * K, "num_heads, num_kv_heads");
   c.check("q_norm", in.q_norm_D, "D", DType::kF32).check("k_norm", in.k_norm_D, "D", DType::kF32).extent("D", D, "head_dim");
-  c.check("positions", in.positions_T, "T", DType::kI32).require(in.rope != nullptr, "a rotary table is wanted");
+  c.check("positions", in.positions_T, "T", DType::kI32)
+      .require(in.rope != nullptr && 2 * in.rope->num_pairs() <= D, "a rotary table of heads is wanted");
   if (T == 0) return;
   if (ctx.table->norm_rope != nullptr && ctx.table->norm_rope(ctx, qk_TE, in)) return;
   head_norm(ctx, heads_of(qk_TE, 0, in.num_heads, D), qk_TE.row_stride, heads_of(in.qkv_TE, 0, in.num_heads, D), in.qkv_TE.row_stride,
@@ -228,7 +227,8 @@ void norm_rope_backward(OpContext& ctx, TensorView dqkv_TE, TensorView dq_norm_D
   c.extent("QK", Q + K, "num_heads, num_kv_heads").extent("W", Q + 2 * K, "num_heads, num_kv_heads");
   c.check("q_norm", in.q_norm_D, "D", DType::kF32).check("k_norm", in.k_norm_D, "D", DType::kF32).extent("D", D, "head_dim");
   c.check("dq_norm", dq_norm_D, "D", DType::kF32).check("dk_norm", dk_norm_D, "D", DType::kF32);
-  c.check("positions", in.positions_T, "T", DType::kI32).require(in.rope != nullptr, "a rotary table is wanted");
+  c.check("positions", in.positions_T, "T", DType::kI32)
+      .require(in.rope != nullptr && 2 * in.rope->num_pairs() <= D, "a rotary table of heads is wanted");
   if (T == 0) return;
   if (ctx.table->norm_rope_backward != nullptr && ctx.table->norm_rope_backward(ctx, dqkv_TE, dq_norm_D, dk_norm_D, dqk_TE, in)) return;
   rope(ctx, heads_of(dqk_TE, 0, in.num_heads + in.num_kv_heads, D), dqk_TE.row_stride, in.positions_T, *in.rope, true);

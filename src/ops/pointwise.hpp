@@ -49,13 +49,15 @@ void add(OpContext& ctx, TensorView out, ConstTensorView a, ConstTensorView b);
 void swiglu(OpContext& ctx, TensorView out_TF, ConstTensorView gate_up_T2F);
 void swiglu_backward(OpContext& ctx, TensorView dgate_up_T2F, ConstTensorView dout_TF, ConstTensorView gate_up_T2F);
 
-/// Rotary table: cos and sin of position * inverse frequency, fp32, [max_position, D/2] each, made once per model.
+/// Rotary table: cos and sin of position * inverse frequency, fp32, [max_position, R/2] each, made once per model; R <= D elements of a
+/// head are rotated, its first ones.
 struct RopeTable {
-  Tensor cos_PD2;
-  Tensor sin_PD2;
+  Tensor cos_PR2;
+  Tensor sin_PR2;
+  std::int64_t num_pairs() const noexcept { return cos_PR2.shape()[1]; }  ///< R / 2
 };
 /// Rotates x_THD [T, heads, D] in place (rows of one token may be strided: row_stride counts from head row to head row only
-/// if contiguous; pass token_stride elements between tokens). Pairs are (i, i + D/2), the order of the Llama checkpoints.
+/// if contiguous; pass token_stride elements between tokens). Pairs are (i, i + R/2), the order of the Llama checkpoints.
 /// `inverse` rotates back (the backward pass). positions_T int32 in [0, max_position). Source: Su et al. 2021, RoFormer.
 void rope(OpContext& ctx, TensorView x_THD, std::int64_t token_stride, ConstTensorView positions_T, const RopeTable& table, bool inverse);
 

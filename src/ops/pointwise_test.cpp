@@ -153,16 +153,16 @@ RopeTable rope_table(Session& s, std::int64_t positions, std::int64_t half) {
   for (std::int64_t p = 0; p < positions; ++p)
     for (std::int64_t i = 0; i < half; ++i) {
       const double angle = static_cast<double>(p) * std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(half));
-      t.cos_PD2.as<float>()[p * half + i] = static_cast<float>(std::cos(angle));
-      t.sin_PD2.as<float>()[p * half + i] = static_cast<float>(std::sin(angle));
+      t.cos_PR2.as<float>()[p * half + i] = static_cast<float>(std::cos(angle));
+      t.sin_PR2.as<float>()[p * half + i] = static_cast<float>(std::sin(angle));
     }
   return t;
 }
 
 TEST_P(PointwiseTest, RopeRotatesHalvesAndBack) {
   Session s(kind());
-  for (const std::int64_t D : {16, 80, 128}) {
-    const std::int64_t T = 9, heads = 3, stride = heads * D + 8, half = D / 2;
+  for (const auto& [D, half] : {std::pair<std::int64_t, std::int64_t>{16, 8}, {80, 40}, {128, 64}, {128, 32}, {32, 8}, {96, 3}}) {
+    const std::int64_t T = 9, heads = 3, stride = heads * D + 8;
     const RopeTable table = rope_table(s, 50, half);
     Tensor x = s.random({T, stride}, dtype(), 1), ids = s.ints({0, 1, 2, 3, 10, 49, 0, 5, 5});
     const Tensor before = x.clone();
@@ -173,11 +173,13 @@ TEST_P(PointwiseTest, RopeRotatesHalvesAndBack) {
       for (std::int64_t h = 0; h < heads; ++h)
         for (std::int64_t i = 0; i < half; ++i) {
           const std::int64_t at = t * stride + h * D + i;
-          const double c = get(table.cos_PD2, p * half + i), sn = get(table.sin_PD2, p * half + i), a = get(before, at),
+          const double c = get(table.cos_PR2, p * half + i), sn = get(table.sin_PR2, p * half + i), a = get(before, at),
                        b = get(before, at + half);
           EXPECT_NEAR(get(x, at), a * c - b * sn, tolerance(dtype(), 1e-6) * 4);
           EXPECT_NEAR(get(x, at + half), b * c + a * sn, tolerance(dtype(), 1e-6) * 4);
         }
+      for (std::int64_t h = 0; h < heads; ++h)
+        for (std::int64_t i = h * D + 2 * half; i < (h + 1) * D; ++i) EXPECT_EQ(get(x, t * stride + i), get(before, t * stride + i));
       for (std::int64_t i = heads * D; i < stride; ++i) EXPECT_EQ(get(x, t * stride + i), get(before, t * stride + i));
     }
     rope(s.ctx, view, stride, ids, table, true);
@@ -185,6 +187,7 @@ TEST_P(PointwiseTest, RopeRotatesHalvesAndBack) {
   }
   Tensor x = s.random({1, 1, 16}, dtype(), 1), outside = s.ints({50});
   EXPECT_THROW(rope(s.ctx, x, 0, outside, rope_table(s, 50, 8), false), Error);
+  EXPECT_THROW(rope(s.ctx, x, 0, s.ints({0}), rope_table(s, 50, 9), false), Error) << "18 of 16 elements";
 }
 
 /// Norm and rotation in one pass: bit for bit head_norm and then rope, and back as good as they. The GPU has a pass of its own for many
@@ -192,13 +195,15 @@ TEST_P(PointwiseTest, RopeRotatesHalvesAndBack) {
 TEST_P(PointwiseTest, NormRopeIsNormThenRope) {
   Session s(kind());
   struct Case {
-    std::int64_t T, heads, kv_heads, D;
+    std::int64_t T, heads, kv_heads, D, num_pairs = D / 2;
   };
-  std::vector<Case> cases = {{5, 6, 2, 64}, {37, 4, 4, 80}, {70, 2, 1, 16}};
+  std::vector<Case> cases = {{5, 6, 2, 64}, {37, 4, 4, 80}, {70, 2, 1, 16}, {21, 4, 2, 128, 32}, {6, 3, 1, 32, 8}};
   if (kind().is_cuda && dtype() == DType::kBF16)
-    cases.insert(cases.end(), {{is_watched() ? 2000 : 16400, 4, 4, 80}, {1500, 16, 8, 128}, {1100, 6, 2, 128}, {1100, 8, 4, 64}});
-  for (const auto [T, heads, kv_heads, D] : cases) {
-    SCOPED_TRACE(::testing::Message() << T << " tokens, heads " << heads << " and " << kv_heads << " of " << D);
+    cases.insert(
+        cases.end(),
+        {{is_watched() ? 2000 : 16400, 4, 4, 80}, {1500, 16, 8, 128}, {1100, 6, 2, 128}, {1100, 8, 4, 64}, {1500, 12, 4, 128, 32}});
+  for (const auto [T, heads, kv_heads, D, num_pairs] : cases) {
+    SCOPED_TRACE(::testing::Message() << T << " tokens, heads " << heads << " and " << kv_heads << " of " << D << ", pairs " << num_pairs);
     const std::int64_t Q = heads * D, QK = Q + kv_heads * D, W = QK + kv_heads * D;
     const auto repeated = [&, T = T](std::int64_t width, std::uint64_t seed) {
       const std::int64_t period = std::min<std::int64_t>(T, 331);
@@ -215,7 +220,7 @@ TEST_P(PointwiseTest, NormRopeIsNormThenRope) {
     };
     std::vector<std::int32_t> places;
     for (std::int64_t t = 0; t < T; ++t) places.push_back(static_cast<std::int32_t>(t % 50));
-    const RopeTable table = rope_table(s, 50, D / 2);
+    const RopeTable table = rope_table(s, 50, num_pairs);
     const Tensor x = repeated(W, 1), q_norm = s.random({D}, DType::kF32, 2), k_norm = s.random({D}, DType::kF32, 3), ids = s.ints(places);
     const HeadInputs in{x, heads, kv_heads, D, q_norm, k_norm, 1e-6f, ids, &table};
     Tensor got = s.poisoned({T, QK}, dtype()), want = s.poisoned({T, QK}, dtype());

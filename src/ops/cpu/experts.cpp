@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -33,6 +34,34 @@ float sum_of_exponentials(const float* logits, std::int64_t num_experts, float m
   float sum = 0.0f;
   for (std::int64_t e = 0; e < num_experts; ++e) sum += std::exp(logits[e] - most);
   return sum;
+}
+
+float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+
+/// Of ScoreRule.
+constexpr float kScoreSumFloor = 1e-20f;
+
+/// Values of experts whose groups have no place become less than all others.
+void keep_active_groups(float* values, std::int64_t num_experts, const ScoreRule& rule) {
+  if (rule.num_active_groups == rule.num_groups) return;
+  const std::int64_t of_group = num_experts / rule.num_groups;
+  std::array<float, kMaxExperts / 2> of_groups{};
+  std::array<std::int32_t, kMaxExperts / 2> order{};
+  for (std::int64_t g = 0; g < rule.num_groups; ++g) {
+    const float* in = values + g * of_group;
+    float first = std::max(in[0], in[1]), second = std::min(in[0], in[1]);
+    for (std::int64_t e = 2; e < of_group; ++e) {
+      second = std::max(second, std::min(first, in[e]));
+      first = std::max(first, in[e]);
+    }
+    of_groups[static_cast<std::size_t>(g)] = first + second;
+    order[static_cast<std::size_t>(g)] = static_cast<std::int32_t>(g);
+  }
+  std::stable_sort(order.begin(), order.begin() + rule.num_groups, [&](std::int32_t a, std::int32_t b) {
+    return of_groups[static_cast<std::size_t>(a)] > of_groups[static_cast<std::size_t>(b)];
+  });
+  for (std::int64_t i = rule.num_active_groups; i < rule.num_groups; ++i)
+    std::fill_n(values + order[static_cast<std::size_t>(i)] * of_group, of_group, -std::numeric_limits<float>::infinity());
 }
 
 }  // namespace
@@ -76,6 +105,64 @@ void route_backward(OpContext& ctx, TensorView dlogits_TE, ConstTensorView dweig
         for (std::int64_t e = 0; e < E; ++e) d[static_cast<std::size_t>(e)] = -mean * (std::exp(logits[e] - most) / sum);
       }
       for (std::int64_t k = 0; k < K; ++k) d[static_cast<std::size_t>(ids[k])] = w[k] * (dw[k] - mean);
+      kernels_of_cpu.cast(row_bytes(dlogits_TE, t), dlogits_TE.dtype, d.data(), DType::kF32, E);
+    }
+  });
+}
+
+void route_by_score(OpContext& ctx, TensorView ids_TK, TensorView weights_TK, TensorView mass_T, ConstTensorView logits_TE,
+                    ConstTensorView bias_PE, const ScoreRule& rule) {
+  const std::int64_t T = logits_TE.shape.num_rows(), E = logits_TE.shape.num_cols(), K = ids_TK.shape.num_cols();
+  std::array<float, kMaxExperts> bias{};
+  for (std::int64_t p = bias_PE.shape.num_rows() - 1; p >= 0; --p)
+    for (std::int64_t e = 0; e < E; ++e)
+      bias[static_cast<std::size_t>(e)] = row_of<float>(bias_PE, p)[e] + bias[static_cast<std::size_t>(e)];
+  parallel_rows(ctx, T, 8 * E, [&](std::int64_t begin, std::int64_t end) {
+    std::array<float, kMaxExperts> score{}, value{};
+    Chosen chosen{};
+    for (std::int64_t t = begin; t < end; ++t) {
+      const float* logits = row_of<float>(logits_TE, t);
+      float all = 0.0f, of_chosen = 0.0f;
+      for (std::size_t e = 0; e < static_cast<std::size_t>(E); ++e) {
+        score[e] = sigmoid(logits[e]);
+        value[e] = score[e] + bias[e];
+        all += score[e];
+      }
+      keep_active_groups(value.data(), E, rule);
+      choose(chosen, value.data(), E, K);
+      for (std::int64_t k = 0; k < K; ++k) of_chosen += score[static_cast<std::size_t>(chosen[static_cast<std::size_t>(k)])];
+      mass_T.as<float>()[t] = of_chosen / all;
+      for (std::int64_t k = 0; k < K; ++k) {
+        const std::int32_t e = chosen[static_cast<std::size_t>(k)];
+        const float weight = score[static_cast<std::size_t>(e)];
+        row_of<std::int32_t>(ids_TK, t)[k] = e;
+        row_of<float>(weights_TK, t)[k] = (rule.renormalize ? weight / (of_chosen + kScoreSumFloor) : weight) * rule.scale;
+      }
+    }
+  });
+}
+
+void route_by_score_backward(OpContext& ctx, TensorView dlogits_TE, ConstTensorView dweights_TK, ConstTensorView logits_TE,
+                             ConstTensorView ids_TK, const ScoreRule& rule) {
+  const std::int64_t T = logits_TE.shape.num_rows(), E = logits_TE.shape.num_cols(), K = ids_TK.shape.num_cols();
+  const Kernels& kernels_of_cpu = kernels(ctx);
+  parallel_rows(ctx, T, 4 * E, [&](std::int64_t begin, std::int64_t end) {
+    std::array<float, kMaxExperts> d{};
+    std::array<float, kMaxActiveExperts> score{};
+    for (std::int64_t t = begin; t < end; ++t) {
+      const std::int32_t* ids = row_of<std::int32_t>(ids_TK, t);
+      const float *logits = row_of<float>(logits_TE, t), *dw = row_of<float>(dweights_TK, t);
+      float sum = kScoreSumFloor, dot = 0.0f;
+      for (std::size_t k = 0; k < static_cast<std::size_t>(K); ++k) {
+        score[k] = sigmoid(logits[ids[k]]);
+        sum += score[k];
+        dot += score[k] * dw[k];
+      }
+      // Of scores: those that are divided by their sum have all a part in each weight.
+      const float mean = rule.renormalize ? dot / sum : 0.0f, divisor = rule.renormalize ? sum : 1.0f;
+      std::fill_n(d.begin(), E, 0.0f);
+      for (std::size_t k = 0; k < static_cast<std::size_t>(K); ++k)
+        d[static_cast<std::size_t>(ids[k])] = rule.scale * (dw[k] - mean) / divisor * score[k] * (1.0f - score[k]);
       kernels_of_cpu.cast(row_bytes(dlogits_TE, t), dlogits_TE.dtype, d.data(), DType::kF32, E);
     }
   });

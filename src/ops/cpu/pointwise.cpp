@@ -187,15 +187,15 @@ void swiglu_backward(OpContext& ctx, TensorView dgate_up_T2F, ConstTensorView do
 }
 
 void rope(OpContext& ctx, TensorView x_THD, std::int64_t token_stride, ConstTensorView positions_T, const RopeTable& table, bool inverse) {
-  check_ids("rope", positions_T, table.cos_PD2.shape()[0]);
-  const std::int64_t heads = x_THD.shape[1], D = x_THD.shape[2], half = D / 2;
+  check_ids("rope", positions_T, table.cos_PR2.shape()[0]);
+  const std::int64_t heads = x_THD.shape[1], D = x_THD.shape[2], half = table.num_pairs();
   const std::int32_t* positions = positions_T.as<std::int32_t>();
   const Kernels& k = kernels(ctx);
   parallel_rows(ctx, x_THD.shape[0], heads * D, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t)
       for (std::int64_t h = 0; h < heads; ++h)
         k.rope(static_cast<char*>(x_THD.data) + (t * token_stride + h * D) * bytes_of(x_THD.dtype),
-               table.cos_PD2.as<float>() + positions[t] * half, table.sin_PD2.as<float>() + positions[t] * half, half, inverse,
+               table.cos_PR2.as<float>() + positions[t] * half, table.sin_PR2.as<float>() + positions[t] * half, half, inverse,
                x_THD.dtype);
   });
 }

@@ -6,6 +6,7 @@
 #include "ops/cuda/device.cuh"
 #include "ops/cuda/few_rows.hpp"
 #include "ops/cuda/gated.cuh"
+#include "ops/cuda/greatest.cuh"
 #include "ops/cuda/linear_weight.hpp"
 #include "ops/experts.hpp"
 
@@ -29,14 +30,6 @@ struct RouteArgs {
   bool renormalize;
 };
 
-/// The greater of two candidates; of equals that of the lower index.
-__device__ __forceinline__ void take_greater(float& value, int& index, float other, int other_index) {
-  if (other > value || (other == value && other_index < index)) {
-    value = other;
-    index = other_index;
-  }
-}
-
 /// One warp per token; lane k keeps the k-th expert, and every lane the logits of kEach experts.
 template <int kEach>
 __global__ void __launch_bounds__(kRouteWarps* kWarp) route_kernel(const RouteArgs a) {
@@ -49,34 +42,28 @@ __global__ void __launch_bounds__(kRouteWarps* kWarp) route_kernel(const RouteAr
   float v[kEach];
 #pragma unroll
   for (int i = 0; i < kEach; ++i) v[i] = i * kWarp + lane < a.num_experts ? logits[i * kWarp + lane] : 0.0f;
-  float last = INFINITY, mine = 0.0f, most = 0.0f;
-  int last_index = -1, mine_index = 0;
+  Candidate last, mine{0.0f, 0};
+  float most = 0.0f;
   for (int k = 0; k < a.num_active; ++k) {
-    float best = -INFINITY;
-    int best_index = INT_MAX;
+    Candidate best{-INFINITY, INT_MAX};
 #pragma unroll
     for (int i = 0; i < kEach; ++i)
-      if (const int e = i * kWarp + lane; e < a.num_experts && (v[i] < last || (v[i] == last && e > last_index)))
-        take_greater(best, best_index, v[i], e);
-#pragma unroll
-    for (int step = kWarp / 2; step > 0; step /= 2)
-      take_greater(best, best_index, __shfl_xor_sync(kFullWarp, best, step), __shfl_xor_sync(kFullWarp, best_index, step));
-    if (best_index == INT_MAX) best_index = 0;  // only NaN is left
-    if (k == 0) most = best;
-    if (lane == k) mine = best, mine_index = best_index;
-    last = best, last_index = best_index;
+      if (const Candidate c{v[i], i * kWarp + lane}; c.index < a.num_experts && is_behind(c, last)) take_greater(best, c);
+    last = greatest_of_warp(best);
+    if (k == 0) most = last.value;
+    if (lane == k) mine = last;
   }
   float all = 0.0f;
 #pragma unroll
   for (int i = 0; i < kEach; ++i)
     if (i * kWarp + lane < a.num_experts) all += __expf(v[i] - most);
   all = warp_sum(all);
-  const float weight = __expf(mine - most);
+  const float weight = __expf(mine.value - most);
   float of_chosen = 0.0f;
   for (int k = 0; k < a.num_active; ++k) of_chosen += __shfl_sync(kFullWarp, weight, k);
   if (lane == 0) a.mass[t] = of_chosen / all;
   if (lane < a.num_active) {
-    a.ids[t * a.ids_stride + lane] = mine_index;
+    a.ids[t * a.ids_stride + lane] = mine.index;
     a.weights[t * a.weights_stride + lane] = weight / (a.renormalize ? of_chosen : all);
   }
 }

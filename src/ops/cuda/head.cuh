@@ -25,18 +25,19 @@ __device__ __forceinline__ void norm_head(float (&v)[kVec], const float (&w)[kVe
   round_all<T>(v);
 }
 
-/// Which of kLanes holds the elements that this one's turn with: half a head away.
+/// Which of kLanes holds the elements that this one's turn with: half of the `rotated` first elements of a head away; itself behind them.
 template <int kLanes>
-__device__ __forceinline__ int partner_of(int dim) {
-  const int lane = static_cast<int>(threadIdx.x) % kLanes, step = dim / 2 / kVec;
-  return lane * kVec < dim / 2 ? lane + step : lane - step;
+__device__ __forceinline__ int partner_of(int rotated) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanes, step = rotated / 2 / kVec;
+  if (lane * kVec >= rotated) return lane;
+  return lane * kVec < rotated / 2 ? lane + step : lane - step;
 }
 /// Their values. v are T's already; every thread of the warp calls it.
 template <typename T, int kLanes>
-__device__ __forceinline__ void partners_of(float (&other)[kVec], const float (&v)[kVec], int dim) {
+__device__ __forceinline__ void partners_of(float (&other)[kVec], const float (&v)[kVec], int rotated) {
   Raw<T> own;
   own.pack(v);
-  own.template of_lane<kLanes>(partner_of<kLanes>(dim)).unpack(other);
+  own.template of_lane<kLanes>(partner_of<kLanes>(rotated)).unpack(other);
 }
 
 /// Sines with the sign that they have in a half's sum: the first half turns by -sin, the second by sin.

@@ -32,7 +32,7 @@ struct NormRopeArgs {
   const float* sines;
   std::int64_t num_positions;
   std::uint32_t num_tokens;
-  int heads, kv_heads, rows_per_token, dim;
+  int heads, kv_heads, rows_per_token, dim, rotated;
   float inverse_dim;
   ::prl::cuda::FaultWord* fault;
 };
@@ -42,8 +42,8 @@ struct NormRopeArgs {
 template <typename T, int kLanes, bool kNorm, bool kCache, int kHeads, bool kEven = false>
 struct NormRope {
   const NormRopeArgs<T>& a;
-  const int lane = static_cast<int>(threadIdx.x) % kLanes, c = lane * kVec, half = a.dim / 2, partner = partner_of<kLanes>(a.dim);
-  const bool is_first = c < half;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes, c = lane * kVec, half = a.rotated / 2, partner = partner_of<kLanes>(a.rotated);
+  const bool is_first = c < half, turns = c < a.rotated;
 
   struct Group {
     std::uint32_t token;
@@ -69,12 +69,12 @@ struct NormRope {
     if (g.num_heads > 0 && !is_value(g.first_head)) {
       const std::int32_t position = a.positions[g.token];
       has_place = position >= 0 && position < a.num_positions;
-      if (has_place) {
+      if (has_place && turns) {
         const std::int64_t at = static_cast<std::int64_t>(position) * half + (is_first ? c : c - half);
         load<true>(cosine, a.cosines + at, kVec);
         load<true>(sine, a.sines + at, kVec);
         sign_sines(sine, is_first);
-      } else {
+      } else if (!has_place) {
         ::prl::cuda::report(a.fault, ::prl::cuda::Fault::kRopePosition, g.token);
       }
     }
@@ -110,7 +110,7 @@ struct NormRope {
       }
       own.unpack(v);
       own.template of_lane<kLanes>(partner).unpack(other);
-      if (kEven || rotates) rotate_head(v, other, cosine, sine);
+      if ((kEven || rotates) && turns) rotate_head(v, other, cosine, sine);
       if (!is_live || !has_place) continue;
       if (!kCache || head < a.heads) {
         store<true>(a.qk + g.token * a.qk_stride + head * a.dim + c, v, kVec);
@@ -193,7 +193,7 @@ struct NormRopeBackwardArgs {
   const float* sines;
   std::int64_t num_positions;
   std::uint32_t q_rows, k_rows, group_rows;
-  int q_groups, heads, kv_heads, dim;
+  int q_groups, heads, kv_heads, dim, rotated;
   float inverse_dim;
   float* partial_dw;  ///< [groups of q, then of k, dim]
   ::prl::cuda::FaultWord* fault;
@@ -209,8 +209,8 @@ __global__ void __launch_bounds__(kBlock, 4) norm_rope_backward_kernel(const __g
   const auto heads = static_cast<std::uint32_t>(is_q ? a.heads : a.kv_heads);
   const int first_head = is_q ? 0 : a.heads;
   const int lane = static_cast<int>(threadIdx.x) % kLanes, slot = static_cast<int>(threadIdx.x) / kLanes;
-  const int c = lane * kVec, half = a.dim / 2, partner = partner_of<kLanes>(a.dim);
-  const bool has_columns = c < a.dim, is_first = c < half;
+  const int c = lane * kVec, half = a.rotated / 2, partner = partner_of<kLanes>(a.rotated);
+  const bool has_columns = c < a.dim, is_first = c < half, turns = c < a.rotated;
   float w[kVec] = {}, dw[kVec] = {};
   if (has_columns) load<true>(w, (is_q ? a.q_norm : a.k_norm) + c, kVec);
   // The position of a row is asked for while the one before it is summed: without it no angle can be.
@@ -232,8 +232,10 @@ __global__ void __launch_bounds__(kBlock, 4) norm_rope_backward_kernel(const __g
         position = 0;
       }
       const std::int64_t at = static_cast<std::int64_t>(position) * half + (is_first ? c : c - half);
-      load<true>(cosine, a.cosines + at, kVec);
-      load<true>(sine, a.sines + at, kVec);
+      if (turns) {
+        load<true>(cosine, a.cosines + at, kVec);
+        load<true>(sine, a.sines + at, kVec);
+      }
     }
     T* const d_row = a.dqkv + token * a.dqkv_stride + head * a.dim + c;
     row += kRows;
@@ -251,7 +253,7 @@ __global__ void __launch_bounds__(kBlock, 4) norm_rope_backward_kernel(const __g
 #pragma unroll
     for (std::uint32_t& w : raw_other.words) w ^= turn;
     raw_other.unpack(other);
-    rotate_head(dy, other, cosine, sine);
+    if (turns) rotate_head(dy, other, cosine, sine);
     round_all<T>(dy);
     float squares = 0.0f, dots = 0.0f;
 #pragma unroll
@@ -286,8 +288,9 @@ bool fits(const ConstTensorView& v) {
   return is_aligned(v.data, 16) && (v.shape.num_rows() <= 1 || v.row_stride * static_cast<std::int64_t>(size_of(v.dtype)) % 16 == 0);
 }
 bool fits(const HeadInputs& in) {
-  return in.head_dim % (2 * kVec) == 0 && in.head_dim <= kWarp * kVec && fits(in.qkv_TE) && is_aligned(in.q_norm_D.data, 16) &&
-         is_aligned(in.k_norm_D.data, 16) && is_aligned(in.rope->cos_PD2.data(), 16) && is_aligned(in.rope->sin_PD2.data(), 16);
+  return in.head_dim % kVec == 0 && in.rope->num_pairs() % kVec == 0 && in.head_dim <= kWarp * kVec && fits(in.qkv_TE) &&
+         is_aligned(in.q_norm_D.data, 16) && is_aligned(in.k_norm_D.data, 16) && is_aligned(in.rope->cos_PR2.data(), 16) &&
+         is_aligned(in.rope->sin_PR2.data(), 16);
 }
 
 template <typename T>
@@ -301,12 +304,13 @@ NormRopeArgs<T> args_of(OpContext& ctx, const TensorView& qk, const HeadInputs& 
   a.k_norm = in.k_norm_D.as<float>();
   a.eps = in.eps;
   a.positions = in.positions_T.as<std::int32_t>();
-  a.cosines = in.rope->cos_PD2.as<float>();
-  a.sines = in.rope->sin_PD2.as<float>();
-  a.num_positions = in.rope->cos_PD2.shape()[0];
+  a.cosines = in.rope->cos_PR2.as<float>();
+  a.sines = in.rope->sin_PR2.as<float>();
+  a.num_positions = in.rope->cos_PR2.shape()[0];
   a.heads = static_cast<int>(in.num_heads);
   a.kv_heads = static_cast<int>(in.num_kv_heads);
   a.dim = static_cast<int>(in.head_dim);
+  a.rotated = static_cast<int>(2 * in.rope->num_pairs());
   a.inverse_dim = 1.0f / static_cast<float>(a.dim);
   a.fault = fault_word_of(ctx);
   return a;
@@ -389,9 +393,9 @@ bool norm_rope_backward(OpContext& ctx, TensorView dqkv_TE, TensorView dq_norm_D
     a.k_norm = in.k_norm_D.as<float>();
     a.eps = in.eps;
     a.positions = in.positions_T.as<std::int32_t>();
-    a.cosines = in.rope->cos_PD2.as<float>();
-    a.sines = in.rope->sin_PD2.as<float>();
-    a.num_positions = in.rope->cos_PD2.shape()[0];
+    a.cosines = in.rope->cos_PR2.as<float>();
+    a.sines = in.rope->sin_PR2.as<float>();
+    a.num_positions = in.rope->cos_PR2.shape()[0];
     a.q_rows = static_cast<std::uint32_t>(q_rows);
     a.k_rows = static_cast<std::uint32_t>(k_rows);
     a.group_rows = static_cast<std::uint32_t>(group_rows);
@@ -399,6 +403,7 @@ bool norm_rope_backward(OpContext& ctx, TensorView dqkv_TE, TensorView dq_norm_D
     a.heads = static_cast<int>(in.num_heads);
     a.kv_heads = static_cast<int>(in.num_kv_heads);
     a.dim = static_cast<int>(in.head_dim);
+    a.rotated = static_cast<int>(2 * in.rope->num_pairs());
     a.inverse_dim = 1.0f / static_cast<float>(a.dim);
     a.partial_dw = partial;
     a.fault = fault_word_of(ctx);

@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kTotalBlock) total_kernel(double* total, const
 template <typename T>
 __global__ void __launch_bounds__(kMapBlock)
     rope_kernel(T* x, std::int64_t token_stride, const std::int32_t* positions, const float* cosines, const float* sines,
-                std::uint32_t total, int heads, int half, std::int64_t num_positions, bool inverse, bool wide,
+                std::uint32_t total, int heads, int dim, int half, std::int64_t num_positions, bool inverse, bool wide,
                 ::prl::cuda::FaultWord* fault) {
   const std::uint32_t v = blockIdx.x * kMapBlock + threadIdx.x;
   if (v >= total) return;
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kMapBlock)
     ::prl::cuda::report(fault, ::prl::cuda::Fault::kRopePosition, t);
     return;
   }
-  T* head = x + t * token_stride + static_cast<std::int64_t>(row - t * static_cast<std::uint32_t>(heads)) * 2 * half + i0;
+  T* head = x + t * token_stride + static_cast<std::int64_t>(row - t * static_cast<std::uint32_t>(heads)) * dim + i0;
   const float* c_row = cosines + static_cast<std::int64_t>(position) * half + i0;
   const float* s_row = sines + static_cast<std::int64_t>(position) * half + i0;
   float a[kVec], b[kVec], c[kVec], s[kVec], first[kVec], second[kVec];
@@ -161,17 +161,17 @@ void swiglu_backward(OpContext& ctx, TensorView dgate_up_T2F, ConstTensorView do
 }
 
 void rope(OpContext& ctx, TensorView x_THD, std::int64_t token_stride, ConstTensorView positions_T, const RopeTable& table, bool inverse) {
-  const std::int64_t T = x_THD.shape[0], heads = x_THD.shape[1], half_dim = x_THD.shape[2] / 2;
-  const std::int64_t total = T * heads * ceil_div(half_dim, kVec);
+  const std::int64_t T = x_THD.shape[0], heads = x_THD.shape[1], dim = x_THD.shape[2], pairs = table.num_pairs();
+  const std::int64_t total = T * heads * ceil_div(pairs, kVec);
   PRL_CHECK(total < (std::int64_t{1} << 32) - kMapBlock, "rope over {} tokens of {} heads in one launch", T, heads);
-  const bool wide =
-      half_dim % kVec == 0 && is_aligned(x_THD.data, 16) && token_stride * static_cast<std::int64_t>(size_of(x_THD.dtype)) % 16 == 0;
+  const bool wide = pairs % kVec == 0 && dim % kVec == 0 && is_aligned(x_THD.data, 16) &&
+                    token_stride * static_cast<std::int64_t>(size_of(x_THD.dtype)) % 16 == 0;
   with_type(x_THD.dtype, [&](auto t) {
     using E = decltype(t);
     rope_kernel<E><<<static_cast<unsigned>(ceil_div(total, kMapBlock)), kMapBlock, 0, stream_of(ctx)>>>(
-        x_THD.as<E>(), token_stride, positions_T.as<std::int32_t>(), table.cos_PD2.as<float>(), table.sin_PD2.as<float>(),
-        static_cast<std::uint32_t>(total), static_cast<int>(heads), static_cast<int>(half_dim), table.cos_PD2.shape()[0], inverse, wide,
-        fault_word_of(ctx));
+        x_THD.as<E>(), token_stride, positions_T.as<std::int32_t>(), table.cos_PR2.as<float>(), table.sin_PR2.as<float>(),
+        static_cast<std::uint32_t>(total), static_cast<int>(heads), static_cast<int>(dim), static_cast<int>(pairs),
+        table.cos_PR2.shape()[0], inverse, wide, fault_word_of(ctx));
   });
   PRL_CUDA_CHECK(cudaGetLastError());
 }

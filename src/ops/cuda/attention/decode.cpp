@@ -147,9 +147,9 @@ bool attention_decode_fused(OpContext& ctx, TensorView out_BHD, const HeadInputs
   const std::int64_t D = in.head_dim, block_size = layer.k.shape[2];
   const bool is_wanted_type = chosen_attention_family(ctx) == AttentionFamily::kHopper && in.qkv_TE.dtype == DType::kBF16;
   if (ceil_div(in.num_heads, in.num_kv_heads) > hopper::kMaxFreshHeads) return false;
-  if (!is_wanted_type || (D != 64 && D != 128) || block_size % 8 != 0 || !(scale > 0.0f)) return false;
-  const std::initializer_list<const void*> pointers = {in.qkv_TE.data,          in.q_norm_D.data, in.k_norm_D.data, in.rope->cos_PD2.data(),
-                                                       in.rope->sin_PD2.data(), layer.k.data,     layer.v.data};
+  if (!is_wanted_type || (D != 64 && D != 128) || block_size % 8 != 0 || in.rope->num_pairs() % 8 != 0 || !(scale > 0.0f)) return false;
+  const std::initializer_list<const void*> pointers = {in.qkv_TE.data,          in.q_norm_D.data, in.k_norm_D.data, in.rope->cos_PR2.data(),
+                                                       in.rope->sin_PR2.data(), layer.k.data,     layer.v.data};
   if (!std::ranges::all_of(pointers, [](const void* p) { return is_aligned(p, 16); }) || in.qkv_TE.row_stride % 8 != 0) return false;
   ConstTensorView q = in.qkv_TE;
   q.shape = Shape{in.qkv_TE.shape.num_rows(), in.num_heads, D};
@@ -162,9 +162,10 @@ bool attention_decode_fused(OpContext& ctx, TensorView out_BHD, const HeadInputs
                                  .k_norm = in.k_norm_D.as<float>(),
                                  .eps = in.eps,
                                  .positions = in.positions_T.as<std::int32_t>(),
-                                 .cosines = in.rope->cos_PD2.as<float>(),
-                                 .sines = in.rope->sin_PD2.as<float>(),
-                                 .num_positions = in.rope->cos_PD2.shape()[0],
+                                 .cosines = in.rope->cos_PR2.as<float>(),
+                                 .sines = in.rope->sin_PR2.as<float>(),
+                                 .num_pairs = static_cast<int>(in.rope->num_pairs()),
+                                 .num_positions = in.rope->cos_PR2.shape()[0],
                                  .slots = index.slot_B.as<std::int32_t>(),
                                  .k_cache = layer.k.as<__nv_bfloat16>(),
                                  .v_cache = layer.v.as<__nv_bfloat16>(),

@@ -106,17 +106,19 @@ struct FreshWarps {
     const FreshHeads& f = p.fresh;
     const int num_heads = num_heads_of(p.packing, group), first_head = first_head_of(p.packing, group);
     const int kv_head = kv_head_of(p.packing, group);
-    const bool is_newest = has_newest<F>(u), is_first_half = column < F::kD / 2;
+    const bool is_newest = has_newest<F>(u), is_first_half = column < f.num_pairs, turns = column < 2 * f.num_pairs;
     int position = __ldcg(f.positions + u.token);
     const int slot = __ldcg(f.slots + u.token);
     if (position < 0 || position >= f.num_positions) {
       ::prl::cuda::report(f.fault, ::prl::cuda::Fault::kRopePosition, static_cast<std::uint32_t>(u.token));
       position = 0;
     }
-    const std::int64_t at = static_cast<std::int64_t>(position) * (F::kD / 2) + column % (F::kD / 2);
-    float cosine[kVec], sine[kVec];
-    load<true>(cosine, f.cosines + at, kVec);
-    load<true>(sine, f.sines + at, kVec);
+    const std::int64_t at = static_cast<std::int64_t>(position) * f.num_pairs + (is_first_half ? column : column - f.num_pairs);
+    float cosine[kVec] = {}, sine[kVec] = {};
+    if (turns) {
+      load<true>(cosine, f.cosines + at, kVec);
+      load<true>(sine, f.sines + at, kVec);
+    }
     sign_sines(sine, is_first_half);
     CacheRow row;
     if (const int i = warp * kHeadsPerWarp + which; i < 2 && is_newest && slot >= 0 && group % p.packing.groups_per_kv_head == 0) {
@@ -143,8 +145,8 @@ struct FreshWarps {
 #pragma unroll
           for (int e = 0; e < kVec; ++e) v[e] = is_value ? v[e] : normed[e];
         }
-        partners_of<__nv_bfloat16, kLanes>(other, v, F::kD);
-        if (!is_value) rotate_head(v, other, cosine, sine);
+        partners_of<__nv_bfloat16, kLanes>(other, v, 2 * f.num_pairs);
+        if (!is_value && turns) rotate_head(v, other, cosine, sine);
         store<true>(reinterpret_cast<__nv_bfloat16*>(&stored), v, kVec);
       }
       if (base == 0) barrier_wait(q_empty, round % 2 ^ 1);

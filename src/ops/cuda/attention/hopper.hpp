@@ -28,6 +28,7 @@ struct FreshHeads {
   float eps;
   const std::int32_t* positions;
   const float *cosines, *sines;
+  int num_pairs;  ///< of a head that turn: a multiple of 8
   std::int64_t num_positions;
   const std::int32_t* slots;  ///< -1: not into the cache
   __nv_bfloat16 *k_cache, *v_cache;
