@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes tests/golden/models: tiny random checkpoints and what Hugging Face transformers computes from them.
 
-    python3 tools/make_golden.py [OUT]        (default: tests/golden/models beside this file, or $OUT if set)
+    python3 tools/make_golden.py [OUT [CASE..]]      (default: tests/golden/models beside this file, or $OUT if set; all cases)
 
 Needs torch, transformers, safetensors and numpy; any machine, no network. Per case one folder with config.json and
 weights as `save_pretrained` writes them, and expected.safetensors with, all in fp32 and eager attention:
@@ -40,8 +40,19 @@ CASES = {
                                          norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[]), torch.bfloat16, None),
     "qwen3_moe_raw": ("Qwen3MoeConfig", dict(tie_word_embeddings=True, head_dim=16, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=40,
                                              norm_topk_prob=False, decoder_sparse_step=1, mlp_only_layers=[]), torch.float32, None),
+    "glm4_moe": ("Glm4MoeConfig", dict(tie_word_embeddings=False, head_dim=32, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=16,
+                                       n_shared_experts=2, n_group=2, topk_group=1, norm_topk_prob=True, routed_scaling_factor=1.5,
+                                       first_k_dense_replace=1, use_qk_norm=True, attention_bias=True), torch.bfloat16, None),
+    "glm4_moe_plain": ("Glm4MoeConfig", dict(tie_word_embeddings=True, head_dim=32, n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=16,
+                                           n_shared_experts=1, n_group=3, topk_group=2, norm_topk_prob=False, routed_scaling_factor=2.0,
+                                           first_k_dense_replace=1, use_qk_norm=False, attention_bias=False), torch.float32, None),
     "qwen3_untied_sharded": ("Qwen3Config", dict(tie_word_embeddings=False, head_dim=16, attention_bias=True), torch.bfloat16, "50KB"),
 }
+
+
+def correction_biases(model):
+    """Of routers that choose by scores: no parameters, and fp32 in every checkpoint."""
+    return [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
 
 
 def fill(model, generator):
@@ -55,6 +66,8 @@ def fill(model, generator):
                 parameter.copy_(0.2 * noise)
             else:
                 parameter.copy_(noise * (0.3 if "embed" in name or "lm_head" in name else 1.2 / parameter.shape[-1] ** 0.5))
+        for buffer in correction_biases(model):
+            buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator))
 
 
 def as_stored(name, grad):
@@ -79,7 +92,10 @@ def make_case(name, out):
     generator = torch.Generator().manual_seed(sum(name.encode()))
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     fill(model, generator)
+    biases = [bias.clone() for bias in correction_biases(model)]
     model = model.to(stored)
+    for bias, kept in zip(correction_biases(model), biases):
+        bias.data = kept
     folder = out / name
     model.save_pretrained(folder, **({"max_shard_size": shard} if shard else {}))
     # Loaded again rather than widened: a cast model has lost bits of its rotary frequencies too.
@@ -121,7 +137,7 @@ def main():
     out = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else os.environ.get("OUT", default))
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    for name in CASES:
+    for name in sys.argv[2:] or CASES:
         make_case(name, out)
     versions = dict(torch=torch.__version__, transformers=transformers.__version__)
     (out / "versions.json").write_text(json.dumps(versions) + "\n")

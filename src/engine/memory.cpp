@@ -15,8 +15,11 @@ EngineBytes engine_bytes(const EngineSizes& sizes, const nn::ModelConfig& model,
       model.num_experts > 0
           ? model.num_active_experts * (model.hidden_size + std::max<std::int64_t>(0, model.hidden_size - 3 * model.expert_size))
           : 0;
+  std::int64_t mlp_size = 0;
+  for (std::int64_t layer = 0; layer < model.num_layers; ++layer) mlp_size = std::max(mlp_size, model.active_mlp_size(layer));
+  const std::int64_t of_shared = model.shared_expert_size > 0 ? model.hidden_size : 0;
   const std::int64_t per_token =
-      (6 * model.hidden_size + 2 * heads + 3 * model.active_mlp_size() + rows_of_experts) * static_cast<std::int64_t>(size_of(compute));
+      (6 * model.hidden_size + 2 * heads + 3 * mlp_size + rows_of_experts + of_shared) * static_cast<std::int64_t>(size_of(compute));
   const std::int64_t logits = sizes.max_num_seqs * model.vocab_size * static_cast<std::int64_t>(sizeof(float));
   return {static_cast<std::size_t>(tokens * per_token + logits), nn::KvCache::bytes_per_block(model, compute, sizes.block_size),
           (sizes.max_model_len + sizes.block_size - 1) / sizes.block_size};

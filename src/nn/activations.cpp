@@ -9,29 +9,30 @@
 namespace prl::nn {
 namespace {
 
-/// Values per token in the compute dtype. Legend as in the ops: H hidden, Q query heads * D, K key heads * D, F width of the MLPs that a
-/// token passes.
+/// Values per token of a layer in the compute dtype. Legend as in the ops: H hidden, Q query heads * D, K key heads * D, F width of the MLP
+/// or of the experts that a token is sent to, S of those that are shared.
 struct PerToken {
-  std::int64_t H, Q, K, F;
+  std::int64_t H, Q, K, S, F;
   std::int64_t norm, attn_proj, heads, mlp;  ///< what the parts of a layer hold
   std::int64_t kept;                         ///< what no part may drop, in values: sums, attention output, log-sum-exp, routing
   std::int64_t of_experts = 0;               ///< what the backward pass through a mixture of experts takes and gives back
-  explicit PerToken(const ModelConfig& c, DType compute)
+  PerToken(const ModelConfig& c, DType compute, bool is_sparse)
       : H(c.hidden_size),
         Q(c.num_heads * c.head_dim),
         K(c.num_kv_heads * c.head_dim),
-        F(c.active_mlp_size()),
+        S(is_sparse ? c.shared_expert_size : 0),
+        F(is_sparse ? c.num_active_experts * c.expert_size : c.intermediate_size),
         norm(2 * H),
         attn_proj(Q + 2 * K),
         heads(c.qk_norm ? Q + K : 0),
-        mlp(c.num_experts > 0 ? 2 * F : 3 * F),
-        kept(2 * H + Q + (c.num_heads + routing(c)) * 4 / static_cast<std::int64_t>(size_of(compute))) {
-    if (c.num_experts > 0)
-      of_experts =
-          3 * F + c.num_active_experts * H + c.num_experts + 2 * c.num_active_experts * 4 / static_cast<std::int64_t>(size_of(compute));
+        mlp(is_sparse ? 2 * F + 3 * S : 3 * F),
+        kept(2 * H + Q + (c.num_heads + (is_sparse ? routing(c) : 0)) * 4 / static_cast<std::int64_t>(size_of(compute))) {
+    if (is_sparse)
+      of_experts = 3 * F + 3 * S + c.num_active_experts * H + c.num_experts +
+                   2 * c.num_active_experts * 4 / static_cast<std::int64_t>(size_of(compute));
   }
   /// Words of 4 bytes: logits of the experts, five of each active one, and the sum of their probabilities.
-  static std::int64_t routing(const ModelConfig& c) { return c.num_experts > 0 ? c.num_experts + 5 * c.num_active_experts + 1 : 0; }
+  static std::int64_t routing(const ModelConfig& c) { return c.num_experts + 5 * c.num_active_experts + 1; }
   std::int64_t layer() const { return norm + attn_proj + heads + mlp + kept; }
   std::int64_t dropped(const LayerParts& parts) const {
     return (parts.norm ? norm : 0) + (parts.attn_proj ? attn_proj : 0) + (parts.norm || parts.attn_proj ? heads : 0) +
@@ -41,7 +42,7 @@ struct PerToken {
   /// gone before that of the first norm comes.
   std::int64_t gradients() const {
     const std::int64_t of_attention = std::max(H, heads) + attn_proj + Q;
-    return H + (of_experts > 0 ? std::max(of_experts, of_attention) : mlp + of_attention);
+    return H + (of_experts > 0 ? std::max(of_experts, 3 * S + of_attention) : mlp + of_attention);
   }
 };
 
@@ -50,32 +51,34 @@ struct PerToken {
 ActivationBytes activation_bytes(const ModelConfig& config, DType compute, std::int64_t num_tokens,
                                  const ActivationCheckpointing& checkpointing, const ActivationOffload& offload,
                                  std::int64_t num_kept_logits) {
-  const PerToken t(config, compute);
+  const PerToken dense(config, compute, false), sparse(config, compute, true);
   const KeptActivations how{checkpointing};
   const bool is_whole = !checkpointing.parts.any();
   const auto num_layers = static_cast<std::size_t>(config.num_layers);
   const std::size_t num_places = offload.link == nullptr ? num_layers : static_cast<std::size_t>(offload.max_inflight) + 1;
   std::vector<std::int64_t> places(num_places, 0);
-  std::int64_t on_host = 0, most_scratch = 0;
+  std::int64_t on_host = 0, most_scratch = 0, remade = 0;
   for (std::size_t i = 0; i < num_layers; ++i) {
+    const PerToken& t = config.is_sparse(static_cast<std::int64_t>(i)) ? sparse : dense;
     const bool is_checkpointed = how.is_checkpointed(static_cast<std::int64_t>(i));
+    if (is_checkpointed) remade = std::max(remade, t.dropped(checkpointing.parts));
     // A layer that is computed again as a whole keeps its input, and makes everything else beside its gradients.
     const bool keeps_input = is_checkpointed && is_whole;
     const std::int64_t kept = keeps_input ? t.H : t.layer() - (is_checkpointed ? t.dropped(checkpointing.parts) : 0);
-    most_scratch = std::max(most_scratch, t.gradients() + (keeps_input ? t.layer() + 2 * t.H : 0));
+    most_scratch = std::max(most_scratch, t.gradients() + (keeps_input ? t.layer() + (t.S > 0 ? 4 : 2) * t.H : 0));
     places[i % num_places] = std::max(places[i % num_places], kept);
     if (i + num_places < num_layers) on_host += kept;
   }
   const std::int64_t on_device = std::accumulate(places.begin(), places.end(), std::int64_t{0});
-  const std::int64_t remade = checkpointing.freq > 0 ? t.dropped(checkpointing.parts) : 0;
-  // Shared delta, final sum and norm, the gradient of the latter; ids, positions and results are a few fp32 values per token.
-  const std::int64_t ends = 4 * t.H;
+  // Shared delta and what shared experts add to it, final sum and norm, the gradient of the latter; ids, positions and results are a few
+  // fp32 values per token.
+  const std::int64_t H = config.hidden_size, ends = (config.shared_expert_size > 0 ? 5 : 4) * H;
   constexpr std::size_t kSmallBytes = 24;
   const std::size_t tokens = static_cast<std::size_t>(num_tokens), size = size_of(compute);
   const auto logits = static_cast<std::size_t>(std::min(num_kept_logits, num_tokens) * ops::kept_row_bytes(compute, config.vocab_size));
   // What is kept of logits ends before the final sum's gradient and those of the layers begin.
   return {tokens * (static_cast<std::size_t>(ends + on_device + remade) * size + kSmallBytes) +
-              std::max(logits, tokens * static_cast<std::size_t>(t.H + most_scratch) * size),
+              std::max(logits, tokens * static_cast<std::size_t>(H + most_scratch) * size),
           tokens * static_cast<std::size_t>(on_host) * size};
 }
 

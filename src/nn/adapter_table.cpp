@@ -119,6 +119,7 @@ void add_adapter(std::vector<TensorSpec>& specs, const TensorTable& model, std::
 void add_saved(std::vector<TensorSpec>& specs, const TensorTable& model, const std::vector<ModulePattern>& saved) {
   for (const BlockSpec& block : model.blocks()) {
     const auto tensors = model.tensors_of(block);
+    if (tensors.front().is_exact()) continue;  // nothing trains it
     const auto is_saved = [&](const TensorSpec& spec) { return matches_any(saved, spec.name) || matches_any(saved, module_of(spec.name)); };
     const auto count = std::ranges::count_if(tensors, is_saved);
     if (count == 0) continue;

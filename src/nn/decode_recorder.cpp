@@ -66,7 +66,7 @@ bool DecodeRecorder::takes_experts(const Weights& weights, std::int64_t num_rows
   if (const auto found = takes_experts_.find(num_rows); is_known && found != takes_experts_.end()) return found->second;
   bool takes = weights.layers == nullptr;
   for (std::int64_t layer = 0; takes && layer < weights.config.num_layers; ++layer)
-    takes = autograd::can_record_experts(ctx_, num_rows, BoundModel{weights}.experts(layer));
+    if (weights.config.is_sparse(layer)) takes = autograd::can_record_experts(ctx_, num_rows, BoundModel{weights}.experts(layer));
   if (is_known) takes_experts_[num_rows] = takes;
   return takes;
 }

@@ -48,10 +48,13 @@ ModelConfig make_model_config(const InitModelOptions& o) {
   config.pad_id = o.pad_id;
   if (o.eos_id >= 0) config.eos_ids = {o.eos_id};
   config.torch_dtype = o.dtype == DType::kBF16 ? "bfloat16" : "float32";
+  config.partial_rotary_factor = family.partial_rotary_factor;
   // The family sets its switches as it does for a file that has these keys.
   const boost::json::object keys{{"head_dim", o.head_dim},
                                  {"attention_bias", o.attention_bias},
+                                 {"use_qk_norm", true},
                                  {"num_experts", o.num_experts},
+                                 {"n_routed_experts", o.num_experts},
                                  {"num_experts_per_tok", o.num_active_experts},
                                  {"moe_intermediate_size", o.expert_size},
                                  {"norm_topk_prob", true}};

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.hpp"
+#include "nn/exact_parts.hpp"
 
 namespace prl::nn {
 namespace {
@@ -157,7 +158,7 @@ std::function<void(std::int64_t, std::span<float>)> flat_reader(const Tensor& va
 std::vector<WeightSource> flat_sources(const TensorTable& table, const Tensor& values) {
   std::vector<WeightSource> sources;
   for (const TensorSpec& spec : table.tensors())
-    sources.push_back({spec.name, spec.shape, values.defined() ? flat_reader(values, spec.offset) : nullptr, spec.layer});
+    sources.push_back(stored_source(spec, values.defined() ? flat_reader(values, spec.offset) : nullptr));
   return sources;
 }
 

@@ -3,6 +3,7 @@
 #include "autograd/fused.hpp"
 #include "base/error.hpp"
 #include "base/rng.hpp"
+#include "nn/exact_parts.hpp"
 
 namespace prl::nn {
 namespace {
@@ -68,6 +69,21 @@ Stream project_onto(Frame& frame, const BoundModel& model, const Var& residual, 
   return {residual, autograd::linear(frame, x, w, memory.delta_TH, is_block_output)};
 }
 
+/// routed + the MLP of the experts that every token passes; written where `routed` is.
+Var add_shared_experts(Frame& frame, Frame& mlp, const BoundModel& model, std::int64_t layer, const Var& x, const Var& routed,
+                       const LayerMemory& memory) {
+  const LinearParameter gate_up = model.linear(Block::kGateUp, layer, &model.weights.matrix(Block::kDown, layer)),
+                        down = model.linear(Block::kDown, layer, nullptr);
+  ops::LinearFusion fusion;
+  fusion.swiglu = true;
+  Var hidden = autograd::fused_linear(mlp, x, gate_up, fusion);
+  if (!hidden.is_defined()) hidden = autograd::swiglu(mlp, autograd::linear(mlp, x, gate_up));
+  fusion.swiglu = false;
+  fusion.residual_TN = routed.value;
+  if (const Var sum = autograd::fused_linear(mlp, hidden, down, fusion, memory.delta_TH); sum.is_defined()) return sum;
+  return autograd::add(frame, routed, autograd::linear(mlp, hidden, down, memory.shared_TH, /*is_block_output=*/true), memory.delta_TH);
+}
+
 // Rules run newest first: what is recorded before a layer's rules runs after them.
 void record_release(autograd::OffloadedRegions* offload, autograd::Tape& tape, std::int64_t layer) {
   if (offload != nullptr) tape.record([offload, i = static_cast<std::size_t>(layer)] { offload->release(i); });
@@ -119,6 +135,13 @@ autograd::ExpertsParameter BoundModel::experts(std::int64_t layer) const {
                                  .renormalize = c.norm_topk_prob,
                                  .is_router_frozen = gradients != nullptr && gradients->is_frozen(Block::kRouter),
                                  .load = loads.empty() ? nullptr : &loads[static_cast<std::size_t>(layer)]};
+  if (c.has_score_router) {
+    out.by_score = {.num_groups = c.num_expert_groups,
+                    .num_active_groups = c.num_active_groups,
+                    .renormalize = c.norm_topk_prob,
+                    .scale = static_cast<float>(c.routed_scale)};
+    out.score_bias_PE = weights.vector(Block::kRouterBias, layer).view().reshaped({kNumExactParts, c.num_experts});
+  }
   for (std::int64_t expert = 0; expert < c.num_experts; ++expert) {
     out.gate_up.push_back(linear(Block::kGateUp, layer, nullptr, expert));
     out.down.push_back(linear(Block::kDown, layer, nullptr, expert));
@@ -152,7 +175,7 @@ std::shared_ptr<const autograd::LoraParameter> BoundModel::lora(Block block, std
 Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, const Stream& in, const AttentionIndex& index,
                      const LayerMemory& memory) {
   const ModelConfig& c = model.weights.config;
-  const bool is_sparse = c.num_experts > 0;
+  const bool is_sparse = c.is_sparse(i);
   const auto weight = [&](Block block) { return &model.weights.matrix(block, i); };
   const NormParameter q_norm = model.norm(Block::kQNorm, i), k_norm = model.norm(Block::kKNorm, i);
   PartFrames part(frame, memory, q_norm.weight.data != nullptr);
@@ -169,7 +192,8 @@ Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, cons
 
   if (is_sparse) {
     const Projected normed = norm_stream(part.norm, attended, model.norm(Block::kPostNorm, i), memory.residual_TH);
-    return {normed.sum, autograd::experts(part.mlp, normed.value, model.experts(i), memory.delta_TH, /*is_block_output=*/true)};
+    const Var routed = autograd::experts(part.mlp, normed.value, model.experts(i), memory.delta_TH, /*is_block_output=*/true);
+    return {normed.sum, c.shared_expert_size > 0 ? add_shared_experts(frame, part.mlp, model, i, normed.value, routed, memory) : routed};
   }
   const Projected hidden = project_normed(part.norm, part.mlp, attended, model.norm(Block::kPostNorm, i),
                                           model.linear(Block::kGateUp, i, weight(Block::kDown)), /*has_gate=*/true, memory.residual_TH);
@@ -205,6 +229,7 @@ Var decoder_forward(Frame& frame, const BoundModel& model, const ops::TokenIds& 
     for (LayerMemory& memory : turns) memory = {frame.take(shape, w.compute), frame.take(shape, w.compute)};
   else
     turns[0].delta_TH = frame.take(shape, w.compute);
+  if (frame.tape != nullptr && w.config.shared_expert_size > 0) turns[0].shared_TH = frame.take(shape, w.compute);
 
   for (std::int64_t i = 0; i < w.config.num_layers; ++i) {
     Frame here = frame.in(*region);

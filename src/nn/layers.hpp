@@ -23,6 +23,7 @@ struct Stream {
 struct LayerMemory {
   TensorView residual_TH;              ///< for both of its sums
   TensorView delta_TH;                 ///< for the outputs of attention and MLP, which no backward rule reads
+  TensorView shared_TH = {};           ///< for what experts that all tokens pass add to the others' output
   LayerParts again = {};               ///< recomputed by `remake`
   autograd::Remake* remake = nullptr;  ///< required if `again` has parts
 };

@@ -100,7 +100,7 @@ void Masters::init_random(std::uint64_t seed, float std_dev) {
       Rng rng(mix_seed(seed, run.tensor), static_cast<std::uint64_t>(run.first / kRandomRun));
       for (float& value : values) value = static_cast<float>(rng.next_normal()) * std_dev;
     } else {
-      std::fill(values.begin(), values.end(), is_bias(parameter.block) ? 0.0f : 1.0f);
+      std::fill(values.begin(), values.end(), is_bias(parameter.block) || parameter.is_exact() ? 0.0f : 1.0f);
     }
     write_held(parameter.offset + run.first, values);
   });

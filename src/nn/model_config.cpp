@@ -47,16 +47,21 @@ void refuse_nested_rope(const ConfigReader& reader, std::string_view key) {
 
 /// Which keys count is what transformers 5 does: a "rope_scaling" that is not empty replaces "rope_parameters" as a whole; a missing
 /// rope_theta comes from the top level; an "original_max_position_embeddings" at the top level wins over the inner one, and
-/// "max_position_embeddings" stands in where there is neither.
-void read_rope(const ConfigReader& reader, ModelConfig& config) {
+/// "max_position_embeddings" stands in where there is neither. A "partial_rotary_factor" of the inner table wins over that of the top
+/// level.
+void read_rope(const ConfigReader& reader, const Family& family, ModelConfig& config) {
   constexpr std::int64_t kMaxPosition = std::int64_t{1} << 31;
   config.rope_theta = reader.number("rope_theta", 10000.0, 1.0, 1e12);
   for (const char* key : {"rope_scaling", "rope_parameters"}) refuse_nested_rope(reader, key);
   std::optional<ConfigReader> rope = reader.object("rope_scaling");
   if (!rope || rope->empty()) rope = reader.object("rope_parameters");
-  for (const ConfigReader* where : {&reader, rope ? &*rope : &reader})
-    if (where->number("partial_rotary_factor", 1.0, 0.0, 1.0) != 1.0)
-      fail(ErrorCode::kNotImplemented, "{}: key 'partial_rotary_factor' is not 1; this build rotates whole heads only", where->subject());
+  config.partial_rotary_factor = family.partial_rotary_factor;
+  for (const ConfigReader* where : {&reader, rope ? &*rope : &reader}) {
+    config.partial_rotary_factor = where->number("partial_rotary_factor", config.partial_rotary_factor, 0.0, 1.0);
+    if (config.partial_rotary_factor != 1.0 && family.partial_rotary_factor == 1.0)
+      fail(ErrorCode::kNotImplemented, "{}: key 'partial_rotary_factor' is {}; models of type '{}' rotate whole heads in this build",
+           where->subject(), config.partial_rotary_factor, family.model_type);
+  }
   if (!rope) return;
   config.rope_theta = rope->number("rope_theta", config.rope_theta, 1.0, 1e12);
   const std::string type = rope->string("rope_type", rope->string("type", "default"));
@@ -82,6 +87,10 @@ void check(const ConfigReader& reader, const ModelConfig& config) {
   if (!ops::is_head_dim(config.head_dim))
     fail(ErrorCode::kNotImplemented, "{}: heads of {} elements (key 'head_dim', or hidden_size / num_attention_heads); this build has {}",
          subject, config.head_dim, fmt::join(ops::kHeadDims, ", "));
+  if (config.rotary_dim() < 1 || config.rotary_dim() % ops::kRotaryStep != 0)
+    fail(ErrorCode::kNotImplemented,
+         "{}: key 'partial_rotary_factor' {} leaves {} elements of a head's {} to be rotated; this build rotates multiples of {}", subject,
+         config.partial_rotary_factor, config.rotary_dim(), config.head_dim, ops::kRotaryStep);
   if (config.mlp_bias) fail(ErrorCode::kNotImplemented, "{}: key 'mlp_bias' is true; this build has MLPs without biases only", subject);
   for (const char* key : {"quantization_config", "compression_config"})
     if (reader.has(key)) fail(ErrorCode::kNotImplemented, "{}: key '{}': this build loads unquantised checkpoints only", subject, key);
@@ -91,6 +100,10 @@ void check(const ConfigReader& reader, const ModelConfig& config) {
 }
 
 }  // namespace
+
+bool ModelConfig::is_sparse(std::int64_t layer) const noexcept {
+  return num_experts > 0 && !std::ranges::binary_search(dense_layers, layer);
+}
 
 std::int64_t ModelConfig::num_parameters() const { return count_parameters(*this).all; }
 std::int64_t ModelConfig::num_active_parameters() const { return count_parameters(*this).active; }
@@ -127,7 +140,7 @@ ModelConfig load_model_config(const fs::path& folder) {
   config.tie_word_embeddings = reader.boolean("tie_word_embeddings", false);
   config.torch_dtype = reader.string("dtype", reader.string("torch_dtype", "bfloat16"));
   reader.require_string("hidden_act", "silu", "silu");
-  read_rope(reader, config);
+  read_rope(reader, family, config);
   family.configure(reader, config);
 
   const std::vector<std::int32_t> bos = reader.ids("bos_token_id");
@@ -195,6 +208,8 @@ std::string saved_config_json(const ModelConfig& config, DType dtype) {
   json::value value = json::parse(config.raw_json);
   json::object& object = value.get_object();
   object[object.contains("dtype") ? "dtype" : "torch_dtype"] = name;
+  for (const char* key : {"num_nextn_predict_layers", "num_mtp_layers"})  // their tensors were not read
+    if (config.num_skipped_layers > 0 && object.contains(key)) object[key] = 0;
   return pretty_json(value);
 }
 

@@ -18,32 +18,47 @@ struct RopeScaling {
 
 /// A decoder as Hugging Face's config.json describes it. Families differ in names and in these switches only.
 struct ModelConfig {
-  std::string model_type;    ///< "llama", "qwen2", "qwen3", "qwen3_moe"; SmolLM2 says "llama"
+  std::string model_type;    ///< "llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe"; SmolLM2 says "llama"
   std::string architecture;  ///< "LlamaForCausalLM", ...
   std::int64_t vocab_size = 0, hidden_size = 0, intermediate_size = 0;
   std::int64_t num_layers = 0, num_heads = 0, num_kv_heads = 0, head_dim = 0;
   std::int64_t max_position = 2048;
   double rope_theta = 10000.0;
   RopeScaling rope_scaling;
+  double partial_rotary_factor = 1.0;  ///< the part of a head, its first elements, that is rotated
   float rms_norm_eps = 1e-6f;
   bool tie_word_embeddings = false;
   bool attention_bias = false;  ///< q, k, v have a bias (Qwen2)
   bool attention_out_bias = false;
   bool mlp_bias = false;
   bool qk_norm = false;  ///< RMS norm per head on q and k (Qwen3)
-  // Every layer's MLP is a mixture of experts (Qwen3-MoE); 0 experts: of none.
+  // Layers whose MLP is a mixture of experts (Qwen3-MoE, GLM-4.5); 0 experts: there is none.
   std::int64_t num_experts = 0;
-  std::int64_t num_active_experts = 0;  ///< of a token
-  std::int64_t expert_size = 0;         ///< width of an expert; intermediate_size is without effect then
-  bool norm_topk_prob = false;          ///< the active experts' probabilities are divided by their sum
+  std::vector<std::int64_t> dense_layers;  ///< those that have one MLP all the same, ascending
+  std::int64_t num_active_experts = 0;     ///< of a token
+  std::int64_t expert_size = 0;            ///< width of an expert; intermediate_size is that of the dense layers
+  std::int64_t shared_expert_size = 0;     ///< width of the MLP that every token of a sparse layer passes beside its experts; 0: none
+  bool norm_topk_prob = false;             ///< the active experts' probabilities are divided by their sum
+  // Experts are chosen by sigmoids of their own and a bias (GLM-4.5, DeepSeek-V3) in place of one softmax over all.
+  bool has_score_router = false;
+  std::int64_t num_expert_groups = 1, num_active_groups = 1;  ///< a token's experts are of the groups that have the best
+  double routed_scale = 1.0;                                  ///< multiplies the weights of a token's experts
+  /// Layers behind the last one that files may hold (multi-token prediction): they are no part of the model here, and are not kept.
+  std::int64_t num_skipped_layers = 0;
   std::int32_t bos_id = -1, pad_id = -1;
   std::vector<std::int32_t> eos_ids;
   std::string torch_dtype = "bfloat16";
   std::string raw_json;  ///< config.json as read, kept so that saving changes nothing else
 
   std::int64_t num_parameters() const;
-  /// Width of all MLPs that one token passes.
-  std::int64_t active_mlp_size() const noexcept { return num_experts > 0 ? num_active_experts * expert_size : intermediate_size; }
+  /// Whether a layer is a mixture of experts.
+  bool is_sparse(std::int64_t layer) const noexcept;
+  /// Width of all MLPs that one token passes in a layer.
+  std::int64_t active_mlp_size(std::int64_t layer) const noexcept {
+    return is_sparse(layer) ? num_active_experts * expert_size + shared_expert_size : intermediate_size;
+  }
+  /// The first elements of a head, as many as are rotated.
+  std::int64_t rotary_dim() const noexcept { return static_cast<std::int64_t>(static_cast<double>(head_dim) * partial_rotary_factor); }
   /// Matmul weights of one token's forward pass, embeddings excluded, LM head included; of experts the active ones (spec 8.10).
   std::int64_t num_active_parameters() const;
   /// Forward + backward FLOPs per trained token at `seq_len`: 6 P + 12 L hidden seq (spec 8.10).

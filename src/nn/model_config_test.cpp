@@ -110,18 +110,74 @@ TEST_F(ModelConfigTest, MixturesOfExperts) {
   const ModelConfig config = load(kQwen3Moe);
   EXPECT_EQ(config.num_experts, 128);
   EXPECT_EQ(config.num_active_experts, 8);
-  EXPECT_EQ(config.active_mlp_size(), 8 * 768);
+  EXPECT_EQ(config.active_mlp_size(0), 8 * 768);
   EXPECT_TRUE(config.norm_topk_prob && config.qk_norm);
   EXPECT_EQ(config.num_parameters(), 30532122624) << "the published size of Qwen3-30B-A3B";
   EXPECT_EQ(config.num_active_parameters(), 48LL * (2048 * 128 * (2 * 32 + 2 * 4) + 128 * 2048 + 8 * 3 * 2048 * 768) + 151936LL * 2048);
   EXPECT_FALSE(load(edit(kQwen3Moe, "\"norm_topk_prob\": true,", "")).norm_topk_prob);
   EXPECT_EQ(load(edit(kQwen3Moe, "\"num_experts\": 128", "\"num_local_experts\": 64")).num_experts, 64) << "as transformers 5 writes it";
 
-  expect_error(edit(kQwen3Moe, "\"decoder_sparse_step\": 1", "\"decoder_sparse_step\": 2"), ErrorCode::kNotImplemented,
+  const ModelConfig sparse = load(edit(edit(kQwen3Moe, "\"decoder_sparse_step\": 1", "\"decoder_sparse_step\": 16"),
+                                       "\"mlp_only_layers\": []", "\"mlp_only_layers\": [31, 3]"));
+  for (std::int64_t layer = 0; layer < sparse.num_layers; ++layer) EXPECT_EQ(sparse.is_sparse(layer), layer == 15 || layer == 47) << layer;
+  EXPECT_EQ(sparse.active_mlp_size(3), 6144);
+  expect_error(edit(kQwen3Moe, "\"decoder_sparse_step\": 1", "\"decoder_sparse_step\": 49"), ErrorCode::kNotImplemented,
                "decoder_sparse_step");
-  expect_error(edit(kQwen3Moe, "\"mlp_only_layers\": []", "\"mlp_only_layers\": [0]"), ErrorCode::kNotImplemented, "mlp_only_layers");
   expect_error(edit(kQwen3Moe, "\"num_experts\": 128", "\"num_experts\": 4"), ErrorCode::kCorrupt, "num_experts_per_tok");
   expect_error(edit(kQwen3Moe, "\"num_experts\": 128", "\"num_experts\": 2000"), ErrorCode::kCorrupt, "num_experts");
+}
+
+// The published config.json of GLM-4.5-Air.
+constexpr const char* kGlm4Moe = R"({
+  "architectures": ["Glm4MoeForCausalLM"], "attention_bias": true, "attention_dropout": 0.0, "pad_token_id": 151329,
+  "eos_token_id": [151329, 151336, 151338], "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096, "partial_rotary_factor": 0.5,
+  "initializer_range": 0.02, "intermediate_size": 10944, "max_position_embeddings": 131072, "model_type": "glm4_moe",
+  "moe_intermediate_size": 1408, "norm_topk_prob": true, "num_attention_heads": 96, "n_group": 1, "topk_group": 1, "n_routed_experts": 128,
+  "n_shared_experts": 1, "routed_scaling_factor": 1.0, "num_experts_per_tok": 8, "first_k_dense_replace": 1, "num_hidden_layers": 46,
+  "num_key_value_heads": 8, "num_nextn_predict_layers": 1, "rms_norm_eps": 1e-05, "rope_scaling": null, "rope_theta": 1000000,
+  "tie_word_embeddings": false, "torch_dtype": "bfloat16", "transformers_version": "4.54.0", "use_cache": true, "use_qk_norm": false,
+  "vocab_size": 151552})";
+
+TEST_F(ModelConfigTest, Glm4Moe) {
+  const ModelConfig config = load(kGlm4Moe);
+  EXPECT_TRUE(config.attention_bias && !config.attention_out_bias && !config.qk_norm && config.has_score_router && config.norm_topk_prob);
+  EXPECT_EQ(config.rotary_dim(), 64);
+  EXPECT_EQ(config.shared_expert_size, 1408);
+  EXPECT_EQ(config.num_skipped_layers, 1);
+  EXPECT_FALSE(config.is_sparse(0));
+  EXPECT_TRUE(config.is_sparse(1) && config.is_sparse(45));
+  EXPECT_EQ(config.active_mlp_size(0), 10944);
+  EXPECT_EQ(config.active_mlp_size(1), 9 * 1408);
+  const std::int64_t attention = 4096 * 128 * (2 * 96 + 2 * 8), experts = 45LL * 3 * 4096 * 1408;
+  EXPECT_EQ(config.num_active_parameters(), 46 * attention + 3LL * 4096 * 10944 + 45LL * 128 * 4096 + 9 * experts + 151552LL * 4096);
+  EXPECT_EQ(config.num_parameters(),
+            config.num_active_parameters() + 120 * experts + 151552LL * 4096 + 46LL * (2 * 4096 + 128 * (96 + 2 * 8)) + 4096);
+
+  const auto replaced = [&](const std::string& key, const std::string& from, const std::string& to) {
+    return edit(kGlm4Moe, "\"" + key + "\": " + from, "\"" + key + "\": " + to);
+  };
+  EXPECT_EQ(load(edit(kGlm4Moe, "\"partial_rotary_factor\": 0.5,", "")).rotary_dim(), 64) << "the family's own default";
+  EXPECT_EQ(load(replaced("rope_scaling", "null", R"({"rope_type": "default", "partial_rotary_factor": 0.25})")).rotary_dim(), 32);
+  EXPECT_EQ(load(replaced("partial_rotary_factor", "0.5", "1.0")).rotary_dim(), 128);
+  EXPECT_EQ(load(replaced("n_shared_experts", "1", "0")).active_mlp_size(1), 8 * 1408);
+  EXPECT_EQ(load(replaced("first_k_dense_replace", "1", "3")).dense_layers, (std::vector<std::int64_t>{0, 1, 2}));
+  EXPECT_TRUE(load(replaced("first_k_dense_replace", "1", "0")).is_sparse(0));
+  const ModelConfig grouped = load(edit(replaced("n_group", "1", "8"), "\"topk_group\": 1", "\"topk_group\": 4"));
+  EXPECT_EQ(grouped.num_expert_groups, 8);
+  EXPECT_EQ(grouped.num_active_groups, 4);
+
+  expect_error(replaced("first_k_dense_replace", "1", "46"), ErrorCode::kNotImplemented, "first_k_dense_replace");
+  expect_error(replaced("partial_rotary_factor", "0.5", "0.3"), ErrorCode::kNotImplemented, "partial_rotary_factor");
+  expect_error(replaced("attention_dropout", "0.0", "0.1"), ErrorCode::kNotImplemented, "attention_dropout");
+  expect_error(replaced("n_group", "1", "3"), ErrorCode::kCorrupt, "n_group");
+  expect_error(replaced("n_group", "1", "128"), ErrorCode::kCorrupt, "n_group");
+  expect_error(replaced("topk_group", "1", "2"), ErrorCode::kCorrupt, "topk_group");
+  expect_error(replaced("n_group", "1", "32"), ErrorCode::kCorrupt, "num_experts_per_tok");
+  expect_error(replaced("hidden_act", "\"silu\"", "\"gelu\""), ErrorCode::kNotImplemented, "hidden_act");
+  expect_error(edit(kQwen3, "\"rope_theta\": 1000000", "\"rope_theta\": 1000000, \"partial_rotary_factor\": 0.5"),
+               ErrorCode::kNotImplemented, "partial_rotary_factor");
+  // What was not read is not said to be in what is saved.
+  EXPECT_THAT(saved_config_json(config, DType::kBF16), HasSubstr("\"num_nextn_predict_layers\": 0"));
 }
 
 TEST_F(ModelConfigTest, RopeKeysOldAndNew) {

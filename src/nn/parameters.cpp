@@ -79,6 +79,14 @@ std::vector<ElementRange> stepwise_ranges(const TensorTable& table) {
   return ranges;
 }
 
+std::vector<ElementRange> exact_ranges(const TensorTable& table) {
+  std::vector<ElementRange> ranges;
+  for (const TensorSpec& spec : table.tensors())
+    if (spec.is_exact() && spec.trainable) ranges.push_back(spec.range());
+  std::ranges::sort(ranges, {}, &ElementRange::begin);
+  return ranges;
+}
+
 const Tensor& Parameters::all_grads() const {
   PRL_CHECK(!divides_grads(), "all gradients where those of layers share their memory");
   static const Tensor kUndefined;

@@ -32,6 +32,9 @@ std::vector<GradSection> grad_sections(const TensorTable& table, bool splits_tie
 /// What lies outside of layers, or everything if the table cannot be divided. Ascending.
 std::vector<ElementRange> stepwise_ranges(const TensorTable& table);
 
+/// Of vectors that are exact (TensorSpec::num_parts). Ascending.
+std::vector<ElementRange> exact_ranges(const TensorTable& table);
+
 /// Masters with their gradients: a step starts them, backward passes add to them, section by section where memory is short, and the
 /// optimizer reads them.
 class Parameters : public Masters {
@@ -80,7 +83,7 @@ class Parameters : public Masters {
   /// All blocks of this kind get no gradient, and no optimizer changes them, by weight decay either.
   void freeze(Block kind);
   bool is_frozen(Block kind) const noexcept { return frozen_kinds_[static_cast<std::size_t>(kind)]; }
-  /// Elements of all masters, ascending.
+  /// Elements of all masters, ascending: of frozen kinds, and of vectors that nothing trains.
   const std::vector<ElementRange>& frozen() const noexcept { return frozen_; }
   /// All matrices' gradients have been written.
   void grads_were_written() noexcept { grads_are_fresh_ = false; }
@@ -93,7 +96,7 @@ class Parameters : public Masters {
   std::function<void(std::size_t)> hook_;
   bool grads_are_fresh_ = false, keeps_layers_ = false;
   std::array<bool, kNumBlockKinds> frozen_kinds_{};
-  std::vector<ElementRange> frozen_;
+  std::vector<ElementRange> frozen_ = exact_ranges(*table());
   std::vector<ElementRange> stepwise_grads_ = stepwise_ranges(*table());
 };
 

@@ -11,6 +11,7 @@
 #include "base/error.hpp"
 #include "base/files.hpp"
 #include "io/safetensors.hpp"
+#include "nn/exact_parts.hpp"
 #include "nn/models/config_reader.hpp"
 #include "nn/same_model.hpp"
 #include "nn/stored_weights.hpp"
@@ -237,9 +238,15 @@ BaseIdentity identity_of(ops::OpContext& ctx, std::span<const WeightSource> sour
   for (const WeightSource& source : sources) {
     values.resize(static_cast<std::size_t>(source.shape.num_elements()));
     source.read(0, values);
+    if (source.is_exact) {  // hashed as it lies in memory
+      const std::vector<float> whole = values;
+      values.resize(whole.size() * static_cast<std::size_t>(kNumExactParts));
+      split_exact(whole, values, source.name);
+    }
     if (dtype == DType::kBF16)
       for (float& value : values) value = to_f32(to_bf16(value));
-    const std::int64_t num_rows = source.shape[0], num_cols = source.shape.num_dims() > 1 ? source.shape[1] : 1;
+    const std::int64_t num_rows = source.is_exact ? static_cast<std::int64_t>(values.size()) : source.shape[0],
+                       num_cols = source.shape.num_dims() > 1 ? source.shape[1] : 1;
     const Tensor tensor = Tensor::empty(ctx.runtime, {num_rows, num_cols}, DType::kF32);
     ctx.runtime->copy_from_host(tensor.data(), values.data(), values.size() * sizeof(float));
     const ops::HashedRows item{nullptr, tensor.view(), 0, num_rows, num_cols};

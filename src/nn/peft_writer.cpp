@@ -9,6 +9,7 @@
 
 #include "base/error.hpp"
 #include "base/files.hpp"
+#include "nn/exact_parts.hpp"
 #include "nn/models/config_reader.hpp"
 #include "nn/peft.hpp"
 
@@ -230,13 +231,11 @@ std::vector<WeightSource> merged_sources(const WeightsPtr& weights) {
   std::vector<WeightSource> sources;
   for (const TensorSpec& spec : weights->table->tensors()) {
     const std::size_t block = weights->table->find(spec.block, spec.layer, spec.expert);
-    sources.push_back({spec.name, spec.shape,
-                       [weights, spec, block](std::int64_t first, std::span<float> out) {
-                         read_base(*weights, spec, block, first, out);
-                         const FoundPart found = part_of(*weights, spec);
-                         if (found.part != nullptr) add_product(found, first / spec.shape[1], spec.shape[1], out);
-                       },
-                       spec.layer});
+    sources.push_back(stored_source(spec, [weights, spec, block](std::int64_t first, std::span<float> out) {
+      read_base(*weights, spec, block, first, out);
+      const FoundPart found = part_of(*weights, spec);
+      if (found.part != nullptr) add_product(found, first / spec.shape[1], spec.shape[1], out);
+    }));
   }
   return sources;
 }

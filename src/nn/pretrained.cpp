@@ -5,9 +5,11 @@
 
 #include "base/error.hpp"
 #include "base/files.hpp"
+#include "base/log.hpp"
 #include "base/thread_pool.hpp"
 #include "io/finite.hpp"
 #include "io/safetensors.hpp"
+#include "nn/exact_parts.hpp"
 #include "nn/models/config_reader.hpp"
 #include "nn/parameters.hpp"
 #include "nn/stored_weights.hpp"
@@ -74,6 +76,7 @@ void load_parameters(Parameters& parameters, const fs::path& folder) {
   for (std::size_t i = 0; i < tensors.size(); ++i)
     for (std::int64_t first = 0; tensors[i].trainable && found[i].entry != nullptr && first < tensors[i].num_elements();
          first += kReadPiece) {
+      PRL_CHECK(!tensors[i].is_exact() || tensors[i].num_elements() <= kReadPiece, "{} is read in one piece", tensors[i].name);
       const std::int64_t count = std::min(kReadPiece, tensors[i].num_elements() - first), begin = tensors[i].offset + first;
       if (!parameters.held().within({begin, begin + count}).empty()) pieces.push_back({i, first, count});
     }
@@ -83,7 +86,10 @@ void load_parameters(Parameters& parameters, const fs::path& folder) {
     const Piece& piece = pieces[static_cast<std::size_t>(n)];
     const io::SafetensorsRef ref = found[piece.tensor];
     std::vector<float> values(static_cast<std::size_t>(piece.count));
-    ref.file->read_f32(*ref.entry, piece.first, values);
+    if (tensors[piece.tensor].is_exact())
+      read_exact(ref, values);
+    else
+      ref.file->read_f32(*ref.entry, piece.first, values);
     parameters.write_held(tensors[piece.tensor].offset + piece.first, values);
   });
 }
@@ -93,9 +99,9 @@ void save_pretrained(const Parameters& parameters, const fs::path& folder, DType
   std::vector<WeightSource> sources;
   for (const NamedParameter& parameter : parameters.named()) {
     const Tensor value = parameter.value;
-    sources.push_back({parameter.name, value.shape(), [value](std::int64_t first, std::span<float> out) {
-                         value.runtime()->copy_to_host(out.data(), value.as<float>() + first, out.size_bytes());
-                       }});
+    sources.push_back(stored_source(parameter, [value](std::int64_t first, std::span<float> out) {
+      value.runtime()->copy_to_host(out.data(), value.as<float>() + first, out.size_bytes());
+    }));
   }
   save_model_folder(parameters.config(), sources, folder, dtype, companions, max_shard_bytes);
 }
@@ -149,6 +155,16 @@ void check_finite(std::span<const io::SafetensorsRef> tensors, DType compute, Th
   }
 }
 
+namespace {
+
+bool is_of_skipped_layer(std::string_view name, const ModelConfig& config) {
+  for (std::int64_t i = 0; i < config.num_skipped_layers; ++i)
+    if (name.starts_with(fmt::format("model.layers.{}.", config.num_layers + i))) return true;
+  return false;
+}
+
+}  // namespace
+
 std::vector<io::SafetensorsRef> match_stored_weights(const io::SafetensorsFolder& files, const ModelConfig& config,
                                                      const TensorTable& table) {
   std::vector<io::SafetensorsRef> found;
@@ -159,14 +175,15 @@ std::vector<io::SafetensorsRef> match_stored_weights(const io::SafetensorsFolder
     if (ref.entry == nullptr)
       fail(ErrorCode::kCorrupt, "{}: tensor '{}' of the {} model is missing", files.path().string(), weight.name, config.model_type);
     std::string shape = "[";
-    bool same = static_cast<int>(ref.entry->shape.size()) == weight.shape.num_dims();
+    const Shape wanted = weight.stored_shape();
+    bool same = static_cast<int>(ref.entry->shape.size()) == wanted.num_dims();
     for (std::size_t d = 0; d < ref.entry->shape.size(); ++d) {
-      same = same && ref.entry->shape[d] == weight.shape[static_cast<int>(d)];
+      same = same && ref.entry->shape[d] == wanted[static_cast<int>(d)];
       shape += fmt::format("{}{}", d == 0 ? "" : ", ", ref.entry->shape[d]);
     }
     if (!same)
       fail(ErrorCode::kCorrupt, "{}: tensor '{}' has shape {}], config.json wants {}", ref.file->path().string(), weight.name, shape,
-           weight.shape.to_string());
+           wanted.to_string());
     using io::StoredType;
     if (const StoredType type = ref.entry->type; type != StoredType::kF32 && type != StoredType::kBF16 && type != StoredType::kF16)
       fail(ErrorCode::kCorrupt, "{}: tensor '{}' is stored as {}, wanted F32, BF16 or F16", ref.file->path().string(), weight.name,
@@ -175,12 +192,26 @@ std::vector<io::SafetensorsRef> match_stored_weights(const io::SafetensorsFolder
   }
   if (config.tie_word_embeddings) check_tied_head(files);
   const std::string head = checkpoint_name(Slot::kLmHead);
+  std::int64_t num_skipped = 0;
   for (const auto& [name, ref] : files.tensors()) {
+    if (is_of_skipped_layer(name, config)) {
+      ++num_skipped;
+      continue;
+    }
     if (known.count(name) > 0 || name.ends_with("rotary_emb.inv_freq") || (config.tie_word_embeddings && name == head)) continue;
     fail(ErrorCode::kCorrupt, "{}: tensor '{}' is no part of a {} model with this config.json", ref.file->path().string(), name,
          config.model_type);
   }
+  if (num_skipped > 0)
+    log::info("{}: {} tensors of layers for multi-token prediction (key 'num_nextn_predict_layers') are left out", files.path().string(),
+              num_skipped);
   return found;
+}
+
+void read_exact(const io::SafetensorsRef& ref, std::span<float> parts) {
+  std::vector<float> values(parts.size() / static_cast<std::size_t>(kNumExactParts));
+  ref.file->read_f32(*ref.entry, 0, values);
+  split_exact(values, parts, fmt::format("{}: tensor '{}'", ref.file->path().string(), ref.entry->name));
 }
 
 }  // namespace prl::nn

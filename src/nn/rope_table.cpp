@@ -10,11 +10,11 @@ namespace {
 /// Inverse frequencies, formed in fp32 as the checkpoints' authors form them. Llama 3 scaling: long waves are slowed by
 /// `factor`, short ones are kept, those between are blended (Llama 3.1 reference code).
 std::vector<float> inverse_frequencies(const ModelConfig& config) {
-  const std::int64_t half = config.head_dim / 2;
+  const std::int64_t half = config.rotary_dim() / 2;
   std::vector<float> out(static_cast<std::size_t>(half));
   const RopeScaling& s = config.rope_scaling;
   for (std::int64_t i = 0; i < half; ++i) {
-    const float exponent = static_cast<float>(2 * i) / static_cast<float>(config.head_dim);
+    const float exponent = static_cast<float>(2 * i) / static_cast<float>(config.rotary_dim());
     float frequency = 1.0f / static_cast<float>(std::pow(config.rope_theta, static_cast<double>(exponent)));
     if (s.enabled) {
       const auto factor = static_cast<float>(s.factor);

@@ -12,15 +12,25 @@ void check_same_model(const ModelConfig& wanted, const ModelConfig& found, const
   check("model_type", wanted.model_type, found.model_type);
   check("vocab_size", wanted.vocab_size, found.vocab_size);
   check("hidden_size", wanted.hidden_size, found.hidden_size);
-  if (wanted.num_experts == 0) check("intermediate_size", wanted.intermediate_size, found.intermediate_size);
+  if (wanted.num_experts == 0 || !wanted.dense_layers.empty())
+    check("intermediate_size", wanted.intermediate_size, found.intermediate_size);
   check("num_experts", wanted.num_experts, found.num_experts);
   check("num_experts_per_tok", wanted.num_active_experts, found.num_active_experts);
   check("moe_intermediate_size", wanted.expert_size, found.expert_size);
+  check("number of dense layers", wanted.dense_layers.size(), found.dense_layers.size());
+  if (wanted.dense_layers != found.dense_layers)
+    fail(ErrorCode::kInvalidArgument, "{} is of another model: other layers are dense", where.string());
+  check("width of the shared experts", wanted.shared_expert_size, found.shared_expert_size);
+  check("norm_topk_prob", wanted.norm_topk_prob, found.norm_topk_prob);
+  check("n_group", wanted.num_expert_groups, found.num_expert_groups);
+  check("topk_group", wanted.num_active_groups, found.num_active_groups);
+  check("routed_scaling_factor", wanted.routed_scale, found.routed_scale);
   check("num_hidden_layers", wanted.num_layers, found.num_layers);
   check("num_attention_heads", wanted.num_heads, found.num_heads);
   check("num_key_value_heads", wanted.num_kv_heads, found.num_kv_heads);
   check("head_dim", wanted.head_dim, found.head_dim);
   check("rope_theta", wanted.rope_theta, found.rope_theta);
+  check("partial_rotary_factor", wanted.partial_rotary_factor, found.partial_rotary_factor);
   check("rms_norm_eps", wanted.rms_norm_eps, found.rms_norm_eps);
   check("tie_word_embeddings", wanted.tie_word_embeddings, found.tie_word_embeddings);
   check("attention_bias", wanted.attention_bias, found.attention_bias);

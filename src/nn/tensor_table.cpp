@@ -6,18 +6,21 @@
 #include <array>
 
 #include "base/error.hpp"
+#include "nn/exact_parts.hpp"
 
 namespace prl::nn {
 namespace {
 
 namespace when {
-bool always(const ModelConfig&) { return true; }
-bool attention_bias(const ModelConfig& c) { return c.attention_bias; }
-bool out_bias(const ModelConfig& c) { return c.attention_out_bias; }
-bool head_norms(const ModelConfig& c) { return c.qk_norm; }
-bool own_head(const ModelConfig& c) { return !c.tie_word_embeddings; }
-bool dense(const ModelConfig& c) { return c.num_experts == 0; }
-bool sparse(const ModelConfig& c) { return c.num_experts > 0; }
+bool always(const ModelConfig&, std::int64_t) { return true; }
+bool attention_bias(const ModelConfig& c, std::int64_t) { return c.attention_bias; }
+bool out_bias(const ModelConfig& c, std::int64_t) { return c.attention_out_bias; }
+bool head_norms(const ModelConfig& c, std::int64_t) { return c.qk_norm; }
+bool own_head(const ModelConfig& c, std::int64_t) { return !c.tie_word_embeddings; }
+bool dense(const ModelConfig& c, std::int64_t layer) { return !c.is_sparse(layer); }
+bool sparse(const ModelConfig& c, std::int64_t layer) { return c.is_sparse(layer); }
+bool score_router(const ModelConfig& c, std::int64_t layer) { return c.has_score_router && c.is_sparse(layer); }
+bool shared(const ModelConfig& c, std::int64_t layer) { return c.shared_expert_size > 0 && c.is_sparse(layer); }
 }  // namespace when
 
 namespace shape {
@@ -36,6 +39,9 @@ Shape hidden_by_mlp(const ModelConfig& c) { return {c.hidden_size, c.intermediat
 Shape experts_by_hidden(const ModelConfig& c) { return {c.num_experts, c.hidden_size}; }
 Shape expert_by_hidden(const ModelConfig& c) { return {c.expert_size, c.hidden_size}; }
 Shape hidden_by_expert(const ModelConfig& c) { return {c.hidden_size, c.expert_size}; }
+Shape parts_by_experts(const ModelConfig& c) { return {kNumExactParts * c.num_experts}; }
+Shape shared_by_hidden(const ModelConfig& c) { return {c.shared_expert_size, c.hidden_size}; }
+Shape hidden_by_shared(const ModelConfig& c) { return {c.hidden_size, c.shared_expert_size}; }
 }  // namespace shape
 
 enum Place { kBefore, kInLayer, kInExpert, kAfter };
@@ -50,7 +56,7 @@ struct Row {
   const char* name;
   const char* gguf;
   Shape (*shape)(const ModelConfig&);
-  bool (*exists)(const ModelConfig&);
+  bool (*exists)(const ModelConfig&, std::int64_t layer);
   bool is_shared;
 };
 
@@ -81,10 +87,14 @@ constexpr std::array kRowsOfTable{
     Row{S::kExpertGate, B::kGateUp, kInExpert, "gate_proj.weight", "ffn_gate_exps.weight", shape::expert_by_hidden, when::sparse, kShared},
     Row{S::kExpertUp, B::kGateUp, kInExpert, "up_proj.weight", "ffn_up_exps.weight", shape::expert_by_hidden, when::sparse, kShared},
     Row{S::kExpertDown, B::kDown, kInExpert, "down_proj.weight", "ffn_down_exps.weight", shape::hidden_by_expert, when::sparse, kShared},
+    Row{S::kRouterBias, B::kRouterBias, kInLayer, "mlp.gate.e_score_correction_bias", "exp_probs_b.bias", shape::parts_by_experts, when::score_router, kReplicated},
+    Row{S::kSharedGate, B::kGateUp, kInLayer, "mlp.shared_experts.gate_proj.weight", "ffn_gate_shexp.weight", shape::shared_by_hidden, when::shared, kShared},
+    Row{S::kSharedUp, B::kGateUp, kInLayer, "mlp.shared_experts.up_proj.weight", "ffn_up_shexp.weight", shape::shared_by_hidden, when::shared, kShared},
+    Row{S::kSharedDown, B::kDown, kInLayer, "mlp.shared_experts.down_proj.weight", "ffn_down_shexp.weight", shape::hidden_by_shared, when::shared, kShared},
 };
 // clang-format on
 static_assert(std::ranges::is_sorted(kRowsOfTable, {}, &Row::slot) &&
-                  kRowsOfTable.size() == static_cast<std::size_t>(Slot::kExpertDown) + 1,
+                  kRowsOfTable.size() == static_cast<std::size_t>(Slot::kSharedDown) + 1,
               "one row per slot, in order");
 static_assert(kNumBlockKinds == static_cast<std::size_t>(Block::kDownLoraB) + 1);
 
@@ -134,10 +144,13 @@ std::optional<Block> lora_b_of(Slot slot) noexcept {
     case Slot::kV: return Block::kVLoraB;
     case Slot::kO: return Block::kOLoraB;
     case Slot::kGate:
+    case Slot::kSharedGate:
     case Slot::kExpertGate: return Block::kGateLoraB;
     case Slot::kUp:
+    case Slot::kSharedUp:
     case Slot::kExpertUp: return Block::kUpLoraB;
     case Slot::kDown:
+    case Slot::kSharedDown:
     case Slot::kExpertDown: return Block::kDownLoraB;
     default: return std::nullopt;
   }
@@ -149,13 +162,14 @@ TensorTablePtr make_tensor_table(const ModelConfig& config, Shard shard) {
   std::vector<TensorSpec> specs;
   const auto add = [&](Place place, std::int64_t layer, std::int64_t expert = -1) {
     for (const Row& row : kRowsOfTable) {
-      if (row.place != place || !row.exists(config)) continue;
+      if (row.place != place || !row.exists(config, layer)) continue;
       TensorSpec spec{.name = checkpoint_name(row.slot, layer, expert),
                       .slot = row.slot,
                       .layer = layer,
                       .expert = expert,
                       .shape = row.shape(config),
                       .block = row.block,
+                      .num_parts = row.slot == Slot::kRouterBias ? kNumExactParts : 1,
                       .is_shared = row.is_shared};
       if (row.is_shared) {
         const std::int64_t rows = spec.shape[0] / shard.size;
@@ -168,7 +182,7 @@ TensorTablePtr make_tensor_table(const ModelConfig& config, Shard shard) {
   add(kBefore, -1);
   for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
     add(kInLayer, layer);
-    for (std::int64_t expert = 0; expert < config.num_experts; ++expert) add(kInExpert, layer, expert);
+    for (std::int64_t expert = 0; config.is_sparse(layer) && expert < config.num_experts; ++expert) add(kInExpert, layer, expert);
   }
   add(kAfter, -1);
   return std::make_shared<const TensorTable>(std::move(specs));
@@ -202,9 +216,13 @@ ModelConfig config_of_shard(const ModelConfig& config, int size) {
 ParameterCounts count_parameters(const ModelConfig& config) {
   ParameterCounts counts;
   for (const Row& row : kRowsOfTable) {
-    if (!row.exists(config)) continue;
+    if (row.slot == Slot::kRouterBias) continue;  // exact
+    std::int64_t layers = 0;
+    if (row.place != kInLayer && row.place != kInExpert)
+      layers = row.exists(config, -1) ? 1 : 0;
+    else
+      for (std::int64_t layer = 0; layer < config.num_layers; ++layer) layers += row.exists(config, layer) ? 1 : 0;
     const Shape shape = row.shape(config);
-    const std::int64_t layers = row.place == kInLayer || row.place == kInExpert ? config.num_layers : 1;
     const auto times = [&](std::int64_t experts) { return layers * (row.place == kInExpert ? experts : 1) * shape.num_elements(); };
     counts.all += times(config.num_experts);
     if (shape.num_dims() == 2 && row.slot != Slot::kEmbedding) counts.active += times(config.num_active_experts);
@@ -224,6 +242,7 @@ TensorTable::TensorTable(std::vector<TensorSpec> specs, bool ties_head) : tensor
     spec.offset = -1;
     num_layers_ = std::max(num_layers_, spec.layer + 1);
     num_experts_ = std::max(num_experts_, spec.expert + 1);
+    if (spec.is_exact()) continue;
     num_parameters_ += spec.num_elements();
     if (spec.trainable) num_trainable_ += spec.num_elements();
   }

@@ -38,6 +38,11 @@ enum class Slot : std::uint8_t {
   kExpertGate,
   kExpertUp,
   kExpertDown,
+  // Of those whose experts are chosen by scores with a bias, or have shared ones beside them.
+  kRouterBias,
+  kSharedGate,
+  kSharedUp,
+  kSharedDown,
 };
 
 /// What ops compute with: one tensor, or several that share their columns and lie one below the other, so that one product serves all of
@@ -56,7 +61,8 @@ enum class Block : std::uint8_t {
   kDown,
   kFinalNorm,
   kLmHead,
-  kRouter,  ///< experts have a kGateUp and a kDown each
+  kRouter,      ///< experts have a kGateUp and a kDown each, and so have, without a number, those that are shared
+  kRouterBias,  ///< never trained, and exact in every type: see TensorSpec::num_parts
   // Low-rank adapters: A of the tensors of a block lie together, as their inputs are the same; each tensor has a B of its own.
   kQkvLoraA,
   kOLoraA,
@@ -70,7 +76,7 @@ enum class Block : std::uint8_t {
   kUpLoraB,
   kDownLoraB,
 };
-inline constexpr std::size_t kNumBlockKinds = 25;
+inline constexpr std::size_t kNumBlockKinds = 26;
 
 /// Elements [begin, end) of the array behind all masters, gradients or moments.
 struct ElementRange {
@@ -91,6 +97,9 @@ struct TensorSpec {
   Shape shape;               ///< a vector or a matrix [outputs, inputs]
   Block block = Block::kEmbedding;
   bool trainable = true;  ///< has an fp32 master, a gradient and optimizer state; otherwise it exists as a packed weight only
+  /// More than 1: a vector of files that is fp32 in all of them, as so many vectors one after the other whose sum it is (exact_parts.hpp).
+  /// `shape` is that of the parts.
+  std::int64_t num_parts = 1;
   bool is_shared = false;             ///< devices that share layers hold a part of its rows each; otherwise each holds all of it
   std::int64_t first_stored_row = 0;  ///< of `shape`'s rows, in the tensor of the whole model
   float lora_scale = 0;  ///< of an adapter's tensors: what its product is multiplied by; `slot` is that of the tensor it adapts
@@ -103,6 +112,9 @@ struct TensorSpec {
   ElementRange range() const noexcept { return {offset, offset + num_elements()}; }
   /// Of its first element in the tensor of the whole model.
   std::int64_t first_stored_element() const noexcept { return first_stored_row * (is_matrix() ? shape[1] : 1); }
+  bool is_exact() const noexcept { return num_parts > 1; }
+  /// In files.
+  Shape stored_shape() const { return is_exact() ? Shape{shape[0] / num_parts} : shape; }
 };
 
 /// Tensors [first_tensor, first_tensor + num_tensors) of the table, one below the other.
@@ -149,7 +161,7 @@ class TensorTable {
   bool has(Block kind, std::int64_t layer = -1) const noexcept { return find(kind, layer) != kNone; }
   bool has_tied_head() const noexcept { return find(Block::kLmHead) == find(Block::kEmbedding) && find(Block::kLmHead) != kNone; }
 
-  /// Elements of all tensors, and of those that are trained.
+  /// Elements of all tensors but those that are exact, which no optimizer changes, and of those that have masters.
   std::int64_t num_parameters() const noexcept { return num_parameters_; }
   std::int64_t num_trainable() const noexcept { return num_trainable_; }
   /// Length of the array of masters, gaps included, and of its part that holds vectors (norms and biases).

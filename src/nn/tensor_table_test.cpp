@@ -85,7 +85,7 @@ TEST(TensorTable, MastersLieInOneArrayVectorsFirst) {
 }
 
 TEST(TensorTable, IsCountedWithoutBeingMade) {
-  for (const char* family : {"llama", "qwen2", "qwen3", "qwen3_moe"})
+  for (const char* family : {"llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe"})
     for (const bool tied : {true, false}) {
       const ModelConfig config = config_of(family, tied);
       const TensorTablePtr table = make_tensor_table(config);
@@ -111,6 +111,32 @@ TEST(TensorTable, ExpertsFollowTheirLayersOtherTensors) {
                                  "mlp.experts.1.down_proj.weight"));
   EXPECT_FALSE(table->has(Block::kGateUp, 0)) << "the layer has no MLP of its own";
   EXPECT_EQ(table->blocks()[table->find(Block::kGateUp, 0, 1)].num_tensors, 2u);
+}
+
+TEST(TensorTable, LayersMayDiffer) {
+  using ::testing::ElementsAre;
+  InitModelOptions options = small_options("glm4_moe");
+  options.num_layers = 2;
+  options.num_experts = 2;
+  const ModelConfig config = make_model_config(options);
+  const TensorTablePtr table = make_tensor_table(config);
+  std::vector<std::string> names;
+  for (const TensorSpec& spec : table->tensors())
+    if (spec.name.find(".mlp.") != std::string::npos) names.push_back(spec.name.substr(13) + " " + spec.stored_shape().to_string());
+  EXPECT_THAT(names, ElementsAre("0.mlp.gate_proj.weight [80, 64]", "0.mlp.up_proj.weight [80, 64]", "0.mlp.down_proj.weight [64, 80]",
+                                 "1.mlp.gate.weight [2, 64]", "1.mlp.gate.e_score_correction_bias [2]",
+                                 "1.mlp.shared_experts.gate_proj.weight [40, 64]", "1.mlp.shared_experts.up_proj.weight [40, 64]",
+                                 "1.mlp.shared_experts.down_proj.weight [64, 40]", "1.mlp.experts.0.gate_proj.weight [40, 64]",
+                                 "1.mlp.experts.0.up_proj.weight [40, 64]", "1.mlp.experts.0.down_proj.weight [64, 40]",
+                                 "1.mlp.experts.1.gate_proj.weight [40, 64]", "1.mlp.experts.1.up_proj.weight [40, 64]",
+                                 "1.mlp.experts.1.down_proj.weight [64, 40]"));
+  EXPECT_FALSE(table->has(Block::kRouter, 0));
+  EXPECT_EQ(table->blocks()[table->find(Block::kGateUp, 1)].shape, (Shape{80, 64})) << "of the shared experts";
+  EXPECT_EQ(table->find(Block::kGateUp, 0, 0), TensorTable::kNone);
+  const std::vector<ElementRange> exact = exact_ranges(*table);
+  ASSERT_EQ(exact.size(), 1u);
+  EXPECT_EQ(exact[0], table->blocks()[table->find(Block::kRouterBias, 1)].range());
+  EXPECT_EQ(exact[0].count(), 6) << "two experts in three parts";
 }
 
 TEST(TensorTable, FindsBlocksByKindAndLayer) {

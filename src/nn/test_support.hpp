@@ -11,6 +11,7 @@
 #include "base/rng.hpp"
 #include "base/testing/source_dir.hpp"
 #include "nn/decoder.hpp"
+#include "nn/exact_parts.hpp"
 #include "nn/init_model.hpp"
 #ifdef PRL_TEST_CUDA
 #include "ops/cuda/test_session.hpp"
@@ -118,6 +119,12 @@ inline InitModelOptions small_options(const std::string& family, ModelSize size 
   return o;
 }
 
+inline std::vector<float> random_floats(Rng& rng, std::int64_t count, float scale) {
+  std::vector<float> out(static_cast<std::size_t>(count));
+  for (float& value : out) value = scale * static_cast<float>(rng.next_normal());
+  return out;
+}
+
 /// One small model of a family with random weights, biases and norms included.
 struct SmallModel {
   explicit SmallModel(const std::string& family, bool tied = true, int num_threads = 2, bool is_wide = false) : session(num_threads) {
@@ -128,7 +135,10 @@ struct SmallModel {
     parameters->init_random(11, is_wide ? 0.06f : 0.15f);
     Rng rng(5);
     for (NamedParameter& p : parameters->named())
-      if (p.value.shape().num_dims() == 1)
+      if (p.is_exact())
+        split_exact(random_floats(rng, p.num_elements() / p.num_parts, 0.1f),
+                    {p.value.as<float>(), static_cast<std::size_t>(p.num_elements())}, p.name);
+      else if (p.value.shape().num_dims() == 1)
         for (std::int64_t i = 0; i < p.value.num_elements(); ++i) p.value.as<float>()[i] += 0.2f * static_cast<float>(rng.next_normal());
   }
   ops::OpContext& ctx() { return session.context(); }

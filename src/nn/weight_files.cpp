@@ -105,6 +105,12 @@ void replace_chat_template(const fs::path& folder, const std::string& text) {
   write_file_atomic(path, pretty_json(config));
 }
 
+/// Of a tensor in files of a type.
+DType stored_dtype(const WeightSource& source, DType dtype) { return source.is_exact ? DType::kF32 : dtype; }
+std::uint64_t stored_bytes(const WeightSource& source, DType dtype) {
+  return static_cast<std::uint64_t>(source.shape.num_elements()) * size_of(stored_dtype(source, dtype));
+}
+
 void append_rounded(io::SafetensorsWriter& writer, std::span<const float> values, DType dtype) {
   if (dtype == DType::kF32) return writer.append(std::as_bytes(values));
   std::vector<std::uint16_t> halves(values.size());
@@ -130,7 +136,7 @@ std::vector<FileOfSeveral> divide(std::span<const WeightSource> sources, const W
   std::vector<FileOfSeveral> shards(1);
   std::uint64_t shard_bytes = 0, before = 0;
   for (std::size_t i = 0; i < sources.size(); ++i) {
-    const std::uint64_t bytes = static_cast<std::uint64_t>(sources[i].shape.num_elements()) * size_of(options.dtype);
+    const std::uint64_t bytes = stored_bytes(sources[i], options.dtype);
     // The next writer begins with the first layer past the share of this one.
     const bool begins_layer = i > 0 && (sources[i].layer != sources[i - 1].layer || sources[i].layer < 0);
     const int writer = shards.back().writer;
@@ -150,7 +156,7 @@ std::vector<FileOfSeveral> divide(std::span<const WeightSource> sources, const W
 
 std::uint64_t bytes_of(std::span<const WeightSource> sources, DType dtype) {
   std::uint64_t bytes = 0;
-  for (const WeightSource& source : sources) bytes += static_cast<std::uint64_t>(source.shape.num_elements()) * size_of(dtype);
+  for (const WeightSource& source : sources) bytes += stored_bytes(source, dtype);
   return bytes;
 }
 
@@ -176,7 +182,7 @@ std::vector<io::SafetensorsWriter::Spec> specs_of(const FileOfSeveral& shard, DT
   for (const WeightSource* source : shard.sources) {
     std::vector<std::int64_t> shape;
     for (int d = 0; d < source->shape.num_dims(); ++d) shape.push_back(source->shape[d]);
-    specs.push_back({source->name, io::stored_type(dtype), std::move(shape)});
+    specs.push_back({source->name, io::stored_type(stored_dtype(*source, dtype)), std::move(shape)});
   }
   return specs;
 }
@@ -196,8 +202,8 @@ void append_data(io::SafetensorsWriter& writer, const FileOfSeveral& shard, DTyp
     for (std::int64_t first = 0; first < count; first += step) {
       piece.resize(static_cast<std::size_t>(std::min(step, count - first)));
       source->read(first, piece);
-      append_rounded(writer, piece, dtype);
-      told(piece.size() * size_of(dtype));
+      append_rounded(writer, piece, stored_dtype(*source, dtype));
+      told(piece.size() * size_of(stored_dtype(*source, dtype)));
     }
   }
   writer.finish();

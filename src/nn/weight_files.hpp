@@ -21,6 +21,7 @@ struct WeightSource {
   /// Elements [first, first + out.size()) as fp32; always whole rows of the last dimension.
   std::function<void(std::int64_t first, std::span<float> out)> read;
   std::int64_t layer = -1;  ///< of the model; -1: outside the layers
+  bool is_exact = false;    ///< fp32 in files of any type
 };
 
 struct WeightFileOptions {
@@ -35,7 +36,8 @@ struct WeightFileOptions {
 };
 
 /// Writes <stem>.safetensors into an existing folder, or shards and model.safetensors.index.json: a shard ends where the next
-/// tensor would pass the limit, and where the next writer's layers begin. Values are rounded to nearest, ties to even. Error{kIo}.
+/// tensor would pass the limit, and where the next writer's layers begin. Values are rounded to nearest, ties to even, but for those that
+/// are exact. Error{kIo}.
 void write_weight_files(const std::filesystem::path& folder, std::span<const WeightSource> sources, const WeightFileOptions& options);
 
 /// Appends to `memory` the bytes of the one file that it would write without a limit of a shard's size.

@@ -7,6 +7,7 @@
 
 #include "base/error.hpp"
 #include "io/finite.hpp"
+#include "nn/exact_parts.hpp"
 #include "nn/peft.hpp"
 #include "nn/stored_weights.hpp"
 #include "nn/weight_blocks.hpp"
@@ -16,7 +17,7 @@ namespace {
 
 bool same_rope(const ModelConfig& a, const ModelConfig& b) {
   const RopeScaling &x = a.rope_scaling, &y = b.rope_scaling;
-  return a.head_dim == b.head_dim && a.max_position == b.max_position && a.rope_theta == b.rope_theta && x.enabled == y.enabled &&
+  return a.rotary_dim() == b.rotary_dim() && a.max_position == b.max_position && a.rope_theta == b.rope_theta && x.enabled == y.enabled &&
          x.factor == y.factor && x.low_freq_factor == y.low_freq_factor && x.high_freq_factor == y.high_freq_factor &&
          x.original_max_position == y.original_max_position;
 }
@@ -114,6 +115,19 @@ Tensor flat_values(ops::OpContext& ctx, const Parameters& parameters, DType comp
   return host;
 }
 
+namespace {
+
+/// Of a source of files as the tensor lies in memory.
+void read_parts(const TensorSpec& spec, const WeightSource& source, std::int64_t first, std::span<float> out) {
+  if (!spec.is_exact()) return source.read(first, out);
+  PRL_CHECK(static_cast<std::int64_t>(out.size()) == spec.num_elements(), "{} is read in one piece", spec.name);
+  std::vector<float> values(static_cast<std::size_t>(source.shape[0]));
+  source.read(0, values);
+  split_exact(values, out, spec.name);
+}
+
+}  // namespace
+
 Tensor flat_values(const WeightsPtr& weights) {
   PRL_CHECK(weights->adapter == nullptr, "flat values of an adapter");
   if (weights->flat.defined()) return weights->flat;
@@ -126,7 +140,7 @@ Tensor flat_values(const WeightsPtr& weights) {
     std::vector<float> values;
     for (std::int64_t first = 0; first < spec.num_elements(); first += step) {
       values.resize(static_cast<std::size_t>(std::min(step, spec.num_elements() - first)));
-      sources[static_cast<std::size_t>(n)].read(first, values);
+      read_parts(spec, sources[static_cast<std::size_t>(n)], first, values);
       const std::size_t at = static_cast<std::size_t>(spec.offset + first);
       if (weights->compute == DType::kF32)
         std::ranges::copy(values, host.as<float>() + at);
@@ -283,7 +297,7 @@ class StoredReader {
     return stored_.subspan(block.first_tensor, block.num_tensors);
   }
   bool is_read_as_stored(const BlockSpec& block) const {
-    return compute_ == DType::kBF16 &&
+    return block.kind != Block::kRouterBias && compute_ == DType::kBF16 &&
            std::ranges::all_of(refs_of(block), [](const io::SafetensorsRef& ref) { return ref.entry->type == io::StoredType::kBF16; });
   }
   /// As stored if all of its tensors are in the compute dtype, else widened to fp32.
@@ -295,6 +309,7 @@ class StoredReader {
   }
   /// Error{kCorrupt} naming a tensor that holds anything but finite numbers.
   void fill(const Tensor& out, const BlockSpec& block, bool as_stored) const {
+    if (block.kind == Block::kRouterBias) return fill_exact(out, refs_of(block).front());
     constexpr std::int64_t kLoadPiece = 1 << 18;  // elements; looked at while they are in the cache
     const bool is_on_host = ctx_.runtime->device().kind == DeviceKind::kCpu;
     auto* to = out.as<std::byte>();
@@ -321,6 +336,13 @@ class StoredReader {
       ref.file->check_whole();
       to += as_stored ? bytes.size() : static_cast<std::size_t>(count) * sizeof(float);
     }
+  }
+  void fill_exact(const Tensor& out, const io::SafetensorsRef& ref) const {
+    check_finite(std::span(&ref, 1), DType::kF32, *ctx_.pool);
+    std::vector<float> parts(static_cast<std::size_t>(out.num_elements()));
+    read_exact(ref, parts);
+    ctx_.runtime->copy_from_host(out.data(), parts.data(), parts.size() * sizeof(float));
+    ref.file->check_whole();
   }
   ops::OpContext& ctx_;
   std::span<const TensorSpec> tensors_;

@@ -155,8 +155,11 @@ void convert_folder(const ConvertOptions& options, const fs::path& temporary, Co
   const std::vector<io::SafetensorsRef> found = nn::match_stored_weights(*files, result.config, *table);
   std::vector<nn::WeightSource> sources;
   for (std::size_t i = 0; i < found.size(); ++i)
-    sources.push_back({table->tensors()[i].name, table->tensors()[i].shape,
-                       [files, ref = found[i]](std::int64_t first, std::span<float> out) { ref.file->read_f32(*ref.entry, first, out); }});
+    sources.push_back(
+        {.name = table->tensors()[i].name,
+         .shape = table->tensors()[i].stored_shape(),
+         .read = [files, ref = found[i]](std::int64_t first, std::span<float> out) { ref.file->read_f32(*ref.entry, first, out); },
+         .is_exact = table->tensors()[i].is_exact()});
   if (options.adapter) {
     const nn::StoredAdapterPtr adapter = read_adapter(options, result.config, sources);
     for (nn::WeightSource& source : sources) source = nn::merged_source(std::move(source), adapter);

@@ -8,6 +8,7 @@
 #include "base/error.hpp"
 #include "base/files.hpp"
 #include "base/waiting.hpp"
+#include "nn/exact_parts.hpp"
 #include "nn/peft.hpp"
 #include "nn/weight_files.hpp"
 #include "trainer/agreement.hpp"
@@ -76,7 +77,7 @@ std::vector<nn::WeightSource> SharedSave::copy_layers(nn::LayeredWeights& layere
       const nn::TensorSpec& spec = table_->tensors()[i];
       if (!is_mine[i] || !section.range.contains(spec.range())) continue;
       if (!copy.defined()) copy = host_copy(values);
-      sources[i].read = nn::flat_reader(copy, spec.offset - section.range.begin);
+      sources[i] = nn::stored_source(spec, nn::flat_reader(copy, spec.offset - section.range.begin));
     }
   });
   return sources;

@@ -20,6 +20,7 @@ struct Family {
   void (*configure)(const ConfigReader& reader, ModelConfig& config);
   /// Adds the family's own keys to a config.json made here.
   void (*describe)(const ModelConfig& config, boost::json::object& object);
+  double partial_rotary_factor = 1.0;  ///< where config.json names none; 1: whole heads, whatever it names
 };
 
 /// All families of this build.
@@ -34,5 +35,6 @@ extern const Family kLlamaFamily;
 extern const Family kQwen2Family;
 extern const Family kQwen3Family;
 extern const Family kQwen3MoeFamily;
+extern const Family kGlm4MoeFamily;
 
 }  // namespace prl::nn

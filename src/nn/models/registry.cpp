@@ -6,7 +6,7 @@
 
 namespace prl::nn {
 namespace {
-const std::array<const Family*, 4> kFamilies{&kLlamaFamily, &kQwen2Family, &kQwen3Family, &kQwen3MoeFamily};
+const std::array<const Family*, 5> kFamilies{&kLlamaFamily, &kQwen2Family, &kQwen3Family, &kQwen3MoeFamily, &kGlm4MoeFamily};
 }  // namespace
 
 std::span<const Family* const> families() noexcept { return kFamilies; }
