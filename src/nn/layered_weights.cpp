@@ -22,7 +22,8 @@ bool LayeredWeights::can_hold(const TensorTable& table) { return std::ranges::an
 LayeredWeights::LayeredWeights(ops::OpContext& ctx, const ModelConfig& config, DType compute) : ctx_(ctx) {
   const TensorTablePtr table = make_tensor_table(config);
   if (!can_hold(*table))
-    fail(ErrorCode::kNotImplemented, "model.reshard_after_forward: the layers of this {} model differ; they are not gathered one by one",
+    fail(ErrorCode::kNotImplemented,
+         "model.reshard_after_forward: the matrices of a layer of this {} model do not lie together; they are not gathered one by one",
          config.model_type);
   for (const GradSection& section : grad_sections(*table)) (is_layer(section) ? layers_ : outside_).push_back(section);
   std::ranges::sort(layers_, {}, &GradSection::layer);
@@ -71,22 +72,55 @@ void LayeredWeights::make_outside() {
   weights_->blocks[head].packed = head_;
 }
 
+namespace {
+
+/// The matrices of a section, which is a layer, in the order of the table.
+std::vector<const BlockSpec*> matrices_of(const TensorTable& table, const GradSection& section) {
+  std::vector<const BlockSpec*> matrices;
+  for (const BlockSpec& spec : table.blocks())
+    if (spec.is_matrix() && section.range.contains(spec.range())) matrices.push_back(&spec);
+  return matrices;
+}
+
+/// Whether the matrices of two sections lie alike in them.
+bool are_alike(const TensorTable& table, const GradSection& a, const GradSection& b) {
+  return std::ranges::equal(matrices_of(table, a), matrices_of(table, b), [&](const BlockSpec* x, const BlockSpec* y) {
+    return x->kind == y->kind && x->expert == y->expert && x->shape == y->shape && x->offset - a.range.begin == y->offset - b.range.begin;
+  });
+}
+
+}  // namespace
+
 void LayeredWeights::make_places() {
   const TensorTable& table = *weights_->table;
+  std::int64_t longest = 0;
+  for (const GradSection& section : layers_) longest = std::max(longest, section.range.count());
   places_.resize(static_cast<std::size_t>(std::min(kNumPlaces, num_layers())));
-  for (Place& place : places_) {
-    const auto first = &place - places_.data();  // the first layer that comes here: all are alike
-    const GradSection& section = layers_[static_cast<std::size_t>(first)];
-    place.values = Tensor::zeros(ctx_.runtime, {section.range.count()}, weights_->compute);
-    for (const BlockSpec& spec : table.blocks()) {
-      if (!spec.is_matrix() || !section.range.contains(spec.range())) continue;
-      const Tensor values = place.values.slice(spec.offset - section.range.begin, spec.shape.num_elements()).reshaped(spec.shape);
-      place.matrices.push_back({spec.kind, spec.expert, make_refillable(ctx_, values, bias(spec.kind, first))});
+  for (Place& place : places_) place.values = Tensor::zeros(ctx_.runtime, {longest}, weights_->compute);
+  for (std::int64_t layer = 0; layer < num_layers(); ++layer) {
+    const GradSection& section = layer_section(layer);
+    std::vector<Kind>& kinds = place_of(layer).kinds;
+    auto kind =
+        std::ranges::find_if(kinds, [&](const Kind& known) { return are_alike(table, section, layer_section(known.layers.front())); });
+    if (kind == kinds.end()) {
+      kind = kinds.insert(kinds.end(), Kind{});
+      for (const BlockSpec* spec : matrices_of(table, section)) {
+        const Tensor values =
+            values_in_place(layer).slice(spec->offset - section.range.begin, spec->shape.num_elements()).reshaped(spec->shape);
+        kind->matrices.push_back({spec->kind, spec->expert, make_refillable(ctx_, values, bias(spec->kind, layer))});
+      }
     }
+    kind->layers.push_back(layer);
+    for (const Matrix& matrix : kind->matrices) weights_->blocks[table.find(matrix.kind, layer, matrix.expert)].packed = matrix.weight;
   }
-  for (std::int64_t layer = 0; layer < num_layers(); ++layer)
-    for (const Matrix& matrix : place_of(layer).matrices)
-      weights_->blocks[table.find(matrix.kind, layer, matrix.expert)].packed = matrix.weight;
+}
+
+Tensor LayeredWeights::values_in_place(std::int64_t layer) { return place_of(layer).values.slice(0, layer_section(layer).range.count()); }
+
+const LayeredWeights::Kind& LayeredWeights::kind_of(std::int64_t layer) {
+  for (const Kind& kind : place_of(layer).kinds)
+    if (std::ranges::binary_search(kind.layers, layer)) return kind;
+  fail(ErrorCode::kInternal, "layer {} has no place", layer);
 }
 
 void LayeredWeights::fetch_from(LayerFetch* fetch) {
@@ -118,10 +152,10 @@ void LayeredWeights::enter(std::int64_t layer, std::int64_t next) {
       fetch_->join();
       under_way_ = -1;
     }
-    if (under_way_ < 0) fetch_->start(layer, place.values);
+    if (under_way_ < 0) fetch_->start(layer, values_in_place(layer));
     under_way_ = -1;
     fetch_->join();
-    for (const Matrix& matrix : place.matrices) {
+    for (const Matrix& matrix : kind_of(layer).matrices) {
       const BlockSpec& spec = weights_->table->blocks()[weights_->table->find(matrix.kind, layer, matrix.expert)];
       const std::int64_t at = spec.offset - layer_section(layer).range.begin;
       matrix.weight->refill(ctx_, place.values.slice(at, spec.shape.num_elements()).reshaped(spec.shape), bias(matrix.kind, layer));
@@ -132,7 +166,7 @@ void LayeredWeights::enter(std::int64_t layer, std::int64_t next) {
   Place& other = place_of(next);
   if (other.layer == next || &other == &place) return;
   other.layer = -1;
-  fetch_->start(next, other.values);
+  fetch_->start(next, values_in_place(next));
   under_way_ = next;
 }
 
@@ -140,7 +174,7 @@ void LayeredWeights::for_each_section(const std::function<void(const GradSection
   for (std::size_t i = 0; i < outside_.size(); ++i) take(outside_[i], outside_values_[i]);
   for (std::int64_t layer = 0; layer < num_layers(); ++layer) {
     enter(layer, layer + 1 < num_layers() ? layer + 1 : -1);
-    take(layer_section(layer), place_of(layer).values);
+    take(layer_section(layer), values_in_place(layer));
   }
 }
 

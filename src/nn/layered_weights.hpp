@@ -24,12 +24,13 @@ class LayerFetch {
 /// Weights of which two layers' matrices are there at a time; vectors, embedding and head always. The places hold layers of even and of
 /// odd numbers, so that one comes while its neighbour is computed with.
 ///
-/// Memory    what lies outside of layers once, and two layers; on CPUs, whose weights are packed, each of these twice.
+/// Memory    what lies outside of layers once, and two of the largest layers; on CPUs, whose weights are packed, each of these twice, and
+///           the second time once for each kind of layer.
 /// Ranks     who share layers make the same calls in the same order, of passes too.
 /// One thread.
 class LayeredWeights final : public LayerSource {
  public:
-  /// All zero. Error{kNotImplemented} if the layers of `config` differ.
+  /// All zero. Error{kNotImplemented} if the matrices of a layer of `config` do not lie together.
   LayeredWeights(ops::OpContext& ctx, const ModelConfig& config, DType compute);
   LayeredWeights(const LayeredWeights&) = delete;
   LayeredWeights& operator=(const LayeredWeights&) = delete;
@@ -62,13 +63,21 @@ class LayeredWeights final : public LayerSource {
     std::int64_t expert;
     std::shared_ptr<ops::LinearWeight> weight;
   };
+  /// The layers that come to a place and whose matrices lie alike in it.
+  struct Kind {
+    std::vector<std::int64_t> layers;
+    std::vector<Matrix> matrices;  ///< made of the place's values
+  };
   struct Place {
-    Tensor values;                 ///< of a layer
-    std::vector<Matrix> matrices;  ///< made of them
-    std::int64_t layer = -1;       ///< that is there
+    Tensor values;  ///< of a layer, and room for the longest
+    std::vector<Kind> kinds;
+    std::int64_t layer = -1;  ///< that is there
   };
   static constexpr std::int64_t kNumPlaces = 2;
   Place& place_of(std::int64_t layer) { return places_[static_cast<std::size_t>(layer % kNumPlaces)]; }
+  /// Of the layer, which is there or is to come.
+  Tensor values_in_place(std::int64_t layer);
+  const Kind& kind_of(std::int64_t layer);
   Tensor values_of(const BlockSpec& block) const;
   ConstTensorView bias(Block matrix, std::int64_t layer) const;
   void make_places();

@@ -43,16 +43,7 @@ std::vector<GradSection> grad_sections(const TensorTable& table, bool splits_tie
     sections.push_back({layer, {block->offset, block->offset}});
   }
   sections.back().range.end = table.num_master_elements();
-  // The memory of one layer serves all: their blocks must lie at the same places.
-  std::vector<std::vector<std::int64_t>> layouts;
-  for (const GradSection& section : sections) {
-    if (section.layer < 0) continue;
-    layouts.emplace_back();
-    for (const BlockSpec* block : blocks)
-      if (section.range.contains(block->range())) layouts.back().push_back(block->offset - section.range.begin);
-    if (layouts.back() != layouts.front()) return whole;
-  }
-  if (layouts.empty()) return whole;
+  if (std::ranges::none_of(sections, [](const GradSection& section) { return section.layer >= 0; })) return whole;
   if (splits_tied && table.has_tied_head()) {
     const ElementRange tied = table.blocks()[table.find(Block::kEmbedding)].range();
     const auto rest = std::ranges::find(sections, GradSection::kRest, &GradSection::layer);

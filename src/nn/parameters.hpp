@@ -24,8 +24,8 @@ struct GradSection {
   bool is_second = false;  ///< an earlier section has the same range, and both are added
   static constexpr std::int64_t kRest = -1, kHead = -2, kEmbedding = -3, kAdapters = -4;
 };
-/// In the order in which a backward pass completes them; one for the whole table if it cannot be divided: layers that differ, or whose
-/// matrices do not lie together, as those of adapters do not. With `splits_tied`, a matrix that is head and embedding has a section as
+/// In the order in which a backward pass completes them; one for the whole table if it cannot be divided: layers whose matrices do not lie
+/// together, as those of adapters do not. With `splits_tied`, a matrix that is head and embedding has a section as
 /// each; beside it all that follows in a table of adapters is a section.
 std::vector<GradSection> grad_sections(const TensorTable& table, bool splits_tied = false);
 
