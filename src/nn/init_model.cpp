@@ -49,6 +49,10 @@ ModelConfig make_model_config(const InitModelOptions& o) {
   if (o.eos_id >= 0) config.eos_ids = {o.eos_id};
   config.torch_dtype = o.dtype == DType::kBF16 ? "bfloat16" : "float32";
   config.partial_rotary_factor = family.partial_rotary_factor;
+  config.head_dim = o.head_dim;
+  if (config.rotary_dim() % ops::kRotaryStep != 0)
+    fail(ErrorCode::kInvalidArgument, "init-model: head_dim is {}, of which a {} model rotates {}, wanted a multiple of {}", o.head_dim,
+         o.family, config.rotary_dim(), ops::kRotaryStep);
   // The family sets its switches as it does for a file that has these keys.
   const boost::json::object keys{{"head_dim", o.head_dim},
                                  {"attention_bias", o.attention_bias},

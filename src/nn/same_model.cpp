@@ -1,5 +1,7 @@
 #include "nn/same_model.hpp"
 
+#include <fmt/ranges.h>
+
 #include "base/error.hpp"
 
 namespace prl::nn {
@@ -17,9 +19,9 @@ void check_same_model(const ModelConfig& wanted, const ModelConfig& found, const
   check("num_experts", wanted.num_experts, found.num_experts);
   check("num_experts_per_tok", wanted.num_active_experts, found.num_active_experts);
   check("moe_intermediate_size", wanted.expert_size, found.expert_size);
-  check("number of dense layers", wanted.dense_layers.size(), found.dense_layers.size());
   if (wanted.dense_layers != found.dense_layers)
-    fail(ErrorCode::kInvalidArgument, "{} is of another model: other layers are dense", where.string());
+    fail(ErrorCode::kInvalidArgument, "{} is of another model: of its layers [{}] have no experts, of this one's [{}]", where.string(),
+         fmt::join(found.dense_layers, ", "), fmt::join(wanted.dense_layers, ", "));
   check("width of the shared experts", wanted.shared_expert_size, found.shared_expert_size);
   check("norm_topk_prob", wanted.norm_topk_prob, found.norm_topk_prob);
   check("n_group", wanted.num_expert_groups, found.num_expert_groups);

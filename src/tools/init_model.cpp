@@ -14,6 +14,7 @@ nn::InitModelOptions sizes_of(const config::InitModelConfig& config) {
   switch (config.family) {
     case config::ModelFamily::kQwen3: options.family = "qwen3"; break;
     case config::ModelFamily::kQwen3Moe: options.family = "qwen3_moe"; break;
+    case config::ModelFamily::kGlm4Moe: options.family = "glm4_moe"; break;
     case config::ModelFamily::kQwen2: options.family = "qwen2"; break;
     case config::ModelFamily::kLlama: options.family = "llama"; break;
   }
