@@ -114,6 +114,28 @@ def test_a_mixture_of_experts_matches_exactly():
         check(digests[0] == digests[1] and len(set(digests)) == 3, "two runs of one seed differ, or two adapters do not")
 
 
+def test_experts_by_scores_match_exactly():
+    needs_gpu()
+    with harness.workspace("gpu-glm") as folder:
+        # A dense layer before a sparse one, shared experts, and half of each head rotated.
+        model = harness.tiny_model(folder / "model", "--family", "glm4_moe", "--num-experts", 8, "--num-experts-per-tok", 2, "--hidden-size", 128,
+                                   "--moe-intermediate-size", 64, "--head-dim", 64)
+        data = harness.sft_data(folder / "data.jsonl", 256)
+        fine_tune = ("sft", "--model.name", model, "--data.name", data, "--data.seq-len", 256, "--data.batch-size", 8, "--max-steps", 40,
+                     "--optim.lr", "2e-3", "--ckpt.weights-only")
+        compare(folder, fine_tune, 40, {"loss/mean": 0.05, "routing_confidence/mean": 0.05})
+        prl(*fine_tune, "--compute.device", "cuda", *BFLOAT16, "--output-dir", folder / "sft")
+        prl(*fine_tune, "--compute.device", "cuda", *BFLOAT16, "--output-dir", folder / "recomputed", "--model.ac")
+        check(harness.tensor_digest(folder / "sft/weights/step_40") == harness.tensor_digest(folder / "recomputed/weights/step_40"),
+              "weights depend on what is recomputed")
+        config = harness.rl_config(folder / "rl.toml", folder / "sft/weights/step_40", max_async_level=0)
+        prl("rl", "@", config, "--output-dir", folder / "rl", "--ckpt", "--trainer.compute.device", "cuda", "--trainer.compute.dtype", "bfloat16")
+        rows = harness.metrics(folder / "rl")
+        worst = max(abs(rows[step]["mismatch_kl/all/max"]) for step in range(1, 11))
+        check(worst == 0, f"sampler and trainer differ: mismatch_kl {worst}")
+        check(len({rows[step]["loss/mean"] for step in range(1, 11)}) > 3, "losses say nothing")
+
+
 def test_a_real_size_stays_within_its_memory_plan():
     needs_gpu()
     with harness.workspace("gpu-plan") as folder:
@@ -185,5 +207,5 @@ def test_steps_ahead_count_what_they_have_not_seen():
 
 
 harness.main(test_fine_tuning_agrees_with_the_cpu, test_policy_steps_agree_with_the_cpu, test_lock_step_repeats_and_matches_exactly,
-             test_lock_step_of_an_adapter_matches_exactly, test_a_mixture_of_experts_matches_exactly,
+             test_lock_step_of_an_adapter_matches_exactly, test_a_mixture_of_experts_matches_exactly, test_experts_by_scores_match_exactly,
              test_a_real_size_stays_within_its_memory_plan, test_an_engine_alone_stays_within_its_share, test_steps_ahead_count_what_they_have_not_seen)

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "device/cuda/cuda_runtime.hpp"
 #include "ops/cuda/launch.hpp"
@@ -85,6 +86,57 @@ TEST(CudaExperts, AMixtureIsItsOpsOneAfterAnother) {
     }
   }
   EXPECT_EQ(different, "");
+}
+
+/// Experts by scores, at real sizes, beside the CPU's: the same choice, and what follows from it.
+TEST(CudaExperts, ScoresRouteAsOnTheCpu) {
+  Sides s;
+  struct Case {
+    std::int64_t T, E, K;
+    ScoreRule rule;
+  };
+  for (const auto& [T, E, K, rule] : {Case{513, 128, 8, {.renormalize = true, .scale = 1.5f}},
+                                      Case{64, 256, 8, {.num_groups = 8, .num_active_groups = 4, .renormalize = true, .scale = 2.5f}},
+                                      Case{33, 160, 6, {.num_groups = 16, .num_active_groups = 3}},
+                                      Case{5, 1024, 32, {.num_groups = 2, .num_active_groups = 1}}, Case{1, 2, 1, {}}}) {
+    SCOPED_TRACE(::testing::Message() << T << " tokens, " << K << " of " << E << " experts");
+    // Sums of score and bias that are further apart than what two exponentials differ by.
+    Tensor logits = s.filled({T, E}, DType::kF32, 0.0f), bias = s.filled({3, E}, DType::kF32, 0.0f);
+    std::vector<std::int64_t> order(static_cast<std::size_t>(E));
+    std::iota(order.begin(), order.end(), 0);
+    Rng rng(7);
+    for (std::int64_t t = 0; t < T; ++t) {
+      for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[rng.next_below(i)]);
+      for (std::int64_t rank = 0; rank < E; ++rank) {
+        const std::int64_t e = order[static_cast<std::size_t>(rank)];
+        const double of_expert = static_cast<double>(e % 4) / 8;
+        const double score = 0.5 + 0.4 * std::pow(static_cast<double>(rank) / static_cast<double>(E), 1.3) - of_expert;
+        logits.as<float>()[t * E + e] = static_cast<float>(std::log(score / (1 - score)));
+        bias.as<float>()[e % 3 * E + e] = static_cast<float>(of_expert);
+      }
+    }
+    const Tensor dweights = s.random({T, K}, DType::kF32, 9);
+    const auto fresh = [&](const std::shared_ptr<DeviceRuntime>& runtime, Shape shape, DType dtype) {
+      return Tensor::zeros(runtime, shape, dtype);
+    };
+    Tensor ids[2], weights[2], mass[2], dlogits[2];
+    for (const int on_gpu : {0, 1}) {
+      const std::shared_ptr<DeviceRuntime>& runtime = on_gpu == 1 ? s.gpu_runtime : s.cpu_runtime;
+      OpContext& ctx = on_gpu == 1 ? s.gpu : s.cpu;
+      const auto here = [&](const Tensor& t) { return on_gpu == 1 ? s.to_gpu(t) : t; };
+      ids[on_gpu] = fresh(runtime, {T, K}, DType::kI32);
+      weights[on_gpu] = fresh(runtime, {T, K}, DType::kF32);
+      mass[on_gpu] = fresh(runtime, {T}, DType::kF32);
+      dlogits[on_gpu] = fresh(runtime, {T, E}, DType::kF32);
+      const Tensor logits_here = here(logits), bias_here = here(bias), dweights_here = here(dweights);
+      route_by_score(ctx, ids[on_gpu], weights[on_gpu], mass[on_gpu], logits_here, bias_here, rule);
+      route_by_score_backward(ctx, dlogits[on_gpu], dweights_here, logits_here, ids[on_gpu], rule);
+    }
+    EXPECT_TRUE(same_bits(s.to_cpu(ids[1]), ids[0]));
+    EXPECT_LT(s.difference(weights[1], weights[0]), 2e-6);
+    EXPECT_LT(s.difference(mass[1], mass[0]), 2e-6);
+    EXPECT_LT(s.difference(dlogits[1], dlogits[0]), 1e-5);
+  }
 }
 
 /// Where each of `counts` rows begins, and their number.

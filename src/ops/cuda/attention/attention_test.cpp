@@ -397,14 +397,16 @@ TEST(CudaAttention, FusedDecodeIsTheOpsOneAfterAnother) {
   struct FusedCase {
     std::int64_t Hq, Hkv, D, block_size;
     bool has_norm;
+    std::int64_t num_pairs = D / 2;  ///< that turn
   };
   for (const FusedCase& c :
        {FusedCase{4, 2, 128, 16, true}, FusedCase{48, 24, 128, 16, true}, FusedCase{8, 8, 128, 64, false}, FusedCase{14, 2, 64, 16, true},
         FusedCase{24, 24, 64, 8, false}, FusedCase{24, 2, 128, 128, true}, FusedCase{6, 2, 64, 192, true}, FusedCase{32, 1, 128, 32, true},
+        FusedCase{96, 8, 128, 16, false, 32}, FusedCase{12, 4, 128, 16, true, 32}, FusedCase{8, 2, 64, 16, true, 8},
         FusedCase{90, 10, 128, 32, true}, FusedCase{90, 10, 64, 32, false}, FusedCase{16, 8, 64, 32, true}, FusedCase{20, 2, 64, 16, false},
         // More units than two for each block, so that blocks take further ones as they get done.
         FusedCase{64, 64, 64, 16, true}}) {
-    SCOPED_TRACE(fmt::format("{} {} {} blocks of {}", c.Hq, c.Hkv, c.D, c.block_size));
+    SCOPED_TRACE(fmt::format("{} {} {} blocks of {}, {} pairs", c.Hq, c.Hkv, c.D, c.block_size, c.num_pairs));
     const std::vector<std::int32_t> lengths = {129, 1, 0, 16, 17, 127, 128, 300, 255, 256, 1024, 1025, 2500};
     const auto n = static_cast<std::int64_t>(lengths.size()), blocks_each = (2500 + c.block_size - 1) / c.block_size;
     const std::int64_t width = (c.Hq + 2 * c.Hkv) * c.D;
@@ -433,7 +435,8 @@ TEST(CudaAttention, FusedDecodeIsTheOpsOneAfterAnother) {
         }
     const Tensor qkv = gpu.copy(cpu.random({n, width}, DType::kBF16, 1)), q_norm = gpu.copy(cpu.random({c.D}, DType::kF32, 2)),
                  k_norm = gpu.copy(cpu.random({c.D}, DType::kF32, 3));
-    const RopeTable rope{gpu.copy(cpu.random({2560, c.D / 2}, DType::kF32, 4)), gpu.copy(cpu.random({2560, c.D / 2}, DType::kF32, 5))};
+    const RopeTable rope{gpu.copy(cpu.random({2560, c.num_pairs}, DType::kF32, 4)),
+                         gpu.copy(cpu.random({2560, c.num_pairs}, DType::kF32, 5))};
     const Tensor device_slots = gpu.ints(slots), device_lengths = gpu.ints(lengths), device_positions = gpu.ints(positions);
     const Tensor device_table = gpu.ints(table);
     const DecodeIndex index{device_slots, device_lengths, device_table.view().reshaped({n, blocks_each})};
