@@ -137,10 +137,13 @@ def main():
     out = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else os.environ.get("OUT", default))
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    for name in sys.argv[2:] or CASES:
+    names = sys.argv[2:] or list(CASES)
+    for name in names:
         make_case(name, out)
-    versions = dict(torch=torch.__version__, transformers=transformers.__version__)
-    (out / "versions.json").write_text(json.dumps(versions) + "\n")
+    # A case made later may be of other versions than the rest.
+    known = json.loads((out / "versions.json").read_text()) if (out / "versions.json").exists() else {}
+    known |= {name: dict(torch=torch.__version__, transformers=transformers.__version__) for name in names}
+    (out / "versions.json").write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
 
 
 if __name__ == "__main__":
