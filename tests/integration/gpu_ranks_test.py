@@ -85,6 +85,25 @@ def test_rl_over_nccl_gives_the_weights_of_one_process():
                 check(all(rows[step]["mismatch_kl/all/max"] == 0 for step in range(1, STEPS + 1)), "mismatch_kl is not 0")
 
 
+def test_an_engine_on_two_gpus_gives_the_weights_of_one_process():
+    num_gpus()
+    with harness.workspace("gpu-shared-layers") as folder:
+        # Heads of a width that decoding is recorded with; so are those of real models.
+        harness.tiny_model(folder / "model", "--hidden-size", 256, "--head-dim", 64)
+        config = harness.rl_config(folder / "rl.toml", folder / "model", max_async_level=0, max_steps=STEPS)
+        prl("rl", "@", config, "--output-dir", folder / "one", "--ckpt", "--trainer.compute.device", "cuda")
+        for broadcast in ("filesystem", "nccl"):
+            ports, out = harness.free_ports(2), folder / broadcast
+            flags = ["--weight-broadcast.type", "nccl", "--weight-broadcast.port", ports[1]] if broadcast == "nccl" else []
+            prl("rl", "@", config, "--output-dir", out, "--ckpt", "--deployment.type", "single_node", "--inference.parallel.tp", 2,
+                "--inference-gpu-ids", "[0, 1]", "--trainer-gpu-ids", "[0]", "--inference.gpu-memory-utilization", 0.1,
+                "--trainer.compute.device", "cuda", "--inference.compute.device", "cuda", "--inference.server.port", ports[0], *flags)
+            check(weights(out) == weights(folder / "one"), f"weights by {broadcast}: other weights than one process")
+            rows = harness.metrics(out)
+            check(all(rows[step]["mismatch_kl/all/max"] == 0 for step in range(1, STEPS + 1)), "mismatch_kl is not 0")
+            check("on 2 devices that share the layers" in (out / "logs/latest/inference.log").read_text(), "the engine had one GPU")
+
+
 def test_gpus_that_share_rows_give_the_weights_of_one():
     counts = ranks_to_try()
     with harness.workspace("gpu-cp") as folder:
@@ -188,6 +207,6 @@ def test_an_engine_that_was_killed_is_linked_again():
 
 if __name__ == "__main__":
     harness.main(test_sft_over_nccl_gives_the_weights_of_one_gpu, test_layers_gathered_over_nccl_give_the_weights_of_one_gpu,
-                 test_rl_over_nccl_gives_the_weights_of_one_process,
+                 test_rl_over_nccl_gives_the_weights_of_one_process, test_an_engine_on_two_gpus_gives_the_weights_of_one_process,
                  test_gpus_that_share_rows_give_the_weights_of_one, test_a_killed_rank_heals,
                  test_rl_goes_on_without_a_killed_rank_or_engine, test_weights_go_from_gpu_to_gpu, test_an_engine_that_was_killed_is_linked_again)
