@@ -265,10 +265,31 @@ void experts_backward(ops::OpContext& ctx, Tape& tape, const Var& x_TH, ConstTen
   arena.release(mark);
 }
 
+/// On one of several devices: each has a part of every expert's outputs, and all of them the same rows.
+Var shared_experts(Frame& frame, const Var& x_TH, const ExpertsParameter& p) {
+  PRL_CHECK(frame.tape == nullptr && p.load == nullptr && !has_adapters(p.gate_up) && !has_adapters(p.down),
+            "devices that share layers compute no gradients and no adapters of experts");
+  ops::OpContext& ctx = frame.ctx;
+  const DType dtype = x_TH.value.dtype;
+  const std::int64_t T = x_TH.value.shape.num_rows(), M = T * p.num_active;
+  const std::int64_t width = p.gate_up.front().weight->num_outputs(), num_outputs = p.down.front().weight->num_outputs();
+  const std::shared_ptr<const Placement> placement = place(frame, route(frame, x_TH, p), p);
+  const TensorView rows_MH = frame.take({M, x_TH.value.shape.num_cols()}, dtype), gate_up = frame.take({M, width}, dtype);
+  ops::embedding(ctx, rows_MH, x_TH.value, placement->token_M);
+  run_products(ctx, gate_up, rows_MH, p.gate_up, *placement);
+  const TensorView hidden = frame.take({M, width / 2}, dtype);
+  ops::swiglu_rows(ctx, hidden, gate_up, placement->weight_M);
+  const TensorView hidden_MF = p.shared.group->gather(ctx, p.shared.rank, hidden);
+  const TensorView down = frame.take({M, num_outputs}, dtype), sum = frame.take({T, num_outputs}, dtype);
+  run_products(ctx, down, hidden_MF, p.down, *placement);
+  ops::sum_rows(ctx, sum, down, placement->slot_TK, false);
+  return {p.shared.group->gather(ctx, p.shared.rank, sum)};
+}
+
 }  // namespace
 
 bool can_record_experts(ops::OpContext& ctx, std::int64_t num_tokens, const ExpertsParameter& p) {
-  if (has_adapters(p.gate_up) || has_adapters(p.down)) return false;
+  if (has_adapters(p.gate_up) || has_adapters(p.down) || p.shared.group != nullptr) return false;
   const std::vector<const ops::LinearWeight*> gate_up = matrices(p.gate_up), down = matrices(p.down);
   return ops::can_mix_experts(ctx, num_tokens, p.num_active, {gate_up, down});
 }
@@ -278,6 +299,7 @@ Var experts(Frame& frame, const Var& x_TH, const ExpertsParameter& p, TensorView
   const std::int64_t F = p.down.front().weight->num_inputs();
   const DType dtype = x_TH.value.dtype;
   ops::OpContext& ctx = frame.ctx;
+  if (p.shared.group != nullptr) return shared_experts(frame, x_TH, p);
   const Var y = frame.variable(out.data != nullptr ? out : frame.keep({T, H}, dtype));
   const Routing routing = route(frame, x_TH, p);
   // Without an answer to wait for. Nobody asks for the load where there is no tape.

@@ -6,6 +6,7 @@
 
 #include "autograd/functions.hpp"
 #include "ops/experts.hpp"
+#include "ops/shard_group.hpp"
 
 namespace prl::autograd {
 
@@ -25,6 +26,8 @@ struct ExpertsParameter {
   ConstTensorView score_bias_PE = {};           ///< of such a rule: see ops::route_by_score
   bool is_router_frozen = false;                ///< its gradient is 0
   ExpertLoad* load = nullptr;                   ///< what a forward pass adds to; nullptr: nobody wants it
+  /// With other devices, which have other outputs of each matrix. Without a tape; the result lies in memory of the group.
+  ops::SharedLayers shared = {};
 };
 
 /// Per token the sum over its K experts of weight * down(silu(gate x) * up x). A token's row depends on that row and the weights alone, on

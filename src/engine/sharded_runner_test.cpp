@@ -51,7 +51,10 @@ class SharedLayersTest : public ::testing::TestWithParam<Kind> {
                                      .num_kv_heads = 4,
                                      .head_dim = 64,
                                      .max_position = 512,
-                                     .tie_word_embeddings = false});
+                                     .tie_word_embeddings = false,
+                                     .num_experts = 8,
+                                     .num_active_experts = 2,
+                                     .expert_size = 64});
     for (std::size_t rank = 0; rank < GetParam().num_devices; ++rank)
       sessions_.push_back(std::make_unique<ops::OpSession>(make_device(rank), 1));
     for (const auto& session : sessions_) devices_.push_back(&session->context());
@@ -188,7 +191,9 @@ TEST_P(SharedLayersTest, DamagedValuesAreRefusedByTheirTensor) {
 
 INSTANTIATE_TEST_SUITE_P(Kinds, SharedLayersTest,
                          ::testing::Values(Kind{"llama", DType::kF32, 2}, Kind{"qwen2", DType::kF32, 4}, Kind{"qwen3", DType::kBF16, 2},
-                                           Kind{"qwen2", DType::kBF16, 4}),
+                                           Kind{"qwen2", DType::kBF16, 4}, Kind{"qwen3_moe", DType::kF32, 2},
+                                           Kind{"qwen3_moe", DType::kBF16, 4}, Kind{"glm4_moe", DType::kF32, 4},
+                                           Kind{"glm4_moe", DType::kBF16, 2}),
                          [](const auto& kind) {
                            return std::string(kind.param.family) + (kind.param.compute == DType::kBF16 ? "_bf16_" : "_f32_") +
                                   std::to_string(kind.param.num_devices);

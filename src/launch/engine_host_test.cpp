@@ -68,6 +68,7 @@ class AdapterFromMemory : public ::testing::Test {
     channel_ = weights::make_collective_channel({.folder = folder_, .server = {.timeout = 60s}});
     config::InferenceConfig config = base_.config();
     config.enable_lora = true;
+    config.model.dtype = config::ComputeDType::kFloat32;  // the trainer's, also on a CPU where an engine would choose bfloat16
     host_ = std::make_unique<EngineHost>(config, make_cpu_runtime());
     book_ = std::make_unique<server::AdapterBook>(
         host_->engine().adapters(),

@@ -56,6 +56,7 @@ bool DecodeRecorder::takes(const Weights& weights, const PagedBatch& batch, std:
       batch.query_start.back() != static_cast<std::int32_t>(sequences))
     return false;
   if (weights.config.num_experts == 0) return true;
+  if (shared_.group != nullptr) return false;
   return std::ranges::none_of(adapters, [](const AdapterRows& of) { return of.adapter->adapts_experts(); }) &&
          takes_experts(weights, rows_for(sequences));
 }

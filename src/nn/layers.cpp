@@ -72,6 +72,15 @@ Stream project_onto(Frame& frame, const BoundModel& model, const Var& residual, 
 /// routed + the MLP of the experts that every token passes; written where `routed` is.
 Var add_shared_experts(Frame& frame, Frame& mlp, const BoundModel& model, std::int64_t layer, const Var& x, const Var& routed,
                        const LayerMemory& memory) {
+  if (model.shared.group != nullptr) {
+    // What was gathered is overwritten by the next but one.
+    const Var kept{frame.take(routed.value.shape, routed.value.dtype)};
+    frame.ctx.runtime->copy_within(kept.value.data, routed.value.data,
+                                   static_cast<std::size_t>(routed.value.shape.num_elements()) * size_of(routed.value.dtype));
+    const Var hidden = autograd::swiglu(mlp, autograd::linear(mlp, x, model.linear(Block::kGateUp, layer, nullptr)));
+    const Var part = autograd::linear(mlp, model.whole(mlp, hidden), model.linear(Block::kDown, layer, nullptr));
+    return autograd::add(frame, kept, model.whole(mlp, part), memory.delta_TH);
+  }
   const LinearParameter gate_up = model.linear(Block::kGateUp, layer, &model.weights.matrix(Block::kDown, layer)),
                         down = model.linear(Block::kDown, layer, nullptr);
   ops::LinearFusion fusion;
@@ -134,7 +143,8 @@ autograd::ExpertsParameter BoundModel::experts(std::int64_t layer) const {
                                  .num_active = c.num_active_experts,
                                  .renormalize = c.norm_topk_prob,
                                  .is_router_frozen = gradients != nullptr && gradients->is_frozen(Block::kRouter),
-                                 .load = loads.empty() ? nullptr : &loads[static_cast<std::size_t>(layer)]};
+                                 .load = loads.empty() ? nullptr : &loads[static_cast<std::size_t>(layer)],
+                                 .shared = shared};
   if (c.has_score_router) {
     out.by_score = {.num_groups = c.num_expert_groups,
                     .num_active_groups = c.num_active_groups,

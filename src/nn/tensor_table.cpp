@@ -196,13 +196,12 @@ void check_shards(const ModelConfig& config, int size) {
       fail(ErrorCode::kInvalidArgument, "{} devices cannot share the layers of this {} model: {} = {} is no multiple of {}", size,
            config.model_type, key, found, size * unit);
   };
-  if (config.num_experts > 0)
-    fail(ErrorCode::kNotImplemented, "devices that share layers compute no mixtures of experts ({}) yet; use one device per engine",
-         config.model_type);
   check("num_attention_heads", config.num_heads, 1);
   check("num_key_value_heads", config.num_kv_heads, 1);
   check("hidden_size", config.hidden_size, kWidth);
-  check("intermediate_size", config.intermediate_size, kWidth);
+  const bool has_dense = config.num_experts == 0 || !config.dense_layers.empty();
+  if (has_dense) check("intermediate_size", config.intermediate_size, kWidth);
+  if (config.num_experts > 0) check("moe_intermediate_size", config.expert_size, kWidth);
 }
 
 ModelConfig config_of_shard(const ModelConfig& config, int size) {

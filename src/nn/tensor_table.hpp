@@ -186,7 +186,7 @@ using TensorTablePtr = std::shared_ptr<const TensorTable>;
 struct Shard {
   int rank = 0, size = 1;
 };
-/// Error{kInvalidArgument} naming what does not divide, {kNotImplemented}.
+/// Error{kInvalidArgument} naming what does not divide.
 void check_shards(const ModelConfig& config, int size);
 /// With the heads and the width of the MLP that each of `size` devices has.
 ModelConfig config_of_shard(const ModelConfig& config, int size);

@@ -229,7 +229,10 @@ TEST(TensorTable, LayersThatDevicesCannotShareAreRefusedByTheirKey) {
   config.intermediate_size += 8;
   EXPECT_THAT(refusal(2), ::testing::HasSubstr("intermediate_size"));
   config.num_experts = 4;
-  EXPECT_THAT(refusal(2), ::testing::HasSubstr("mixtures of experts"));
+  config.expert_size = 24;
+  EXPECT_THAT(refusal(2), ::testing::HasSubstr("moe_intermediate_size = 24 is no multiple of 16"));
+  config.expert_size = 32;
+  EXPECT_THAT(refusal(2), ::testing::IsEmpty()) << "no layer has the other width";
 }
 
 TEST(TensorTable, GgufNamesAreThoseOfItsArchitectures) {

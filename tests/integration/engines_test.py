@@ -70,8 +70,8 @@ def test_devices_that_share_layers_give_equal_rollouts():
             check(all(rows[step]["mismatch_kl/all/max"] == 0 for step in range(1, STEPS + 1)), f"{name}: sampler and trainer disagree")
         text = (folder / "files/logs/latest/inference.log").read_text()
         check("on 2 devices that share the layers" in text, f"the engine had one device: {text[-2000:]}")
-        refusals = {"3": "cannot share the layers", "2": "qwen3_moe"}
-        harness.tiny_model(folder / "experts", "--family", "qwen3_moe", "--num-experts", 4, "--num-experts-per-tok", 2, "--moe-intermediate-size", 48)
+        refusals = {"3": "num_attention_heads = 4", "2": "moe_intermediate_size = 40"}
+        harness.tiny_model(folder / "experts", "--family", "qwen3_moe", "--num-experts", 4, "--num-experts-per-tok", 2, "--moe-intermediate-size", 40)
         for (devices, wanted), model in zip(refusals.items(), (harness.warm_model(), folder / "experts")):
             said = "".join(prl("inference", "--model.name", model, "--parallel.tp", devices, "--compute.device", "cpu", "--server.port",
                                harness.free_port(), expect=None))

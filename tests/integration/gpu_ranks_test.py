@@ -88,9 +88,7 @@ def test_rl_over_nccl_gives_the_weights_of_one_process():
 def test_an_engine_on_two_gpus_gives_the_weights_of_one_process():
     num_gpus()
     with harness.workspace("gpu-shared-layers") as folder:
-        # Heads of a width that decoding is recorded with; so are those of real models.
-        harness.tiny_model(folder / "model", "--hidden-size", 256, "--head-dim", 64)
-        config = harness.rl_config(folder / "rl.toml", folder / "model", max_async_level=0, max_steps=STEPS)
+        config = harness.rl_config(folder / "rl.toml", harness.warm_model(), max_async_level=0, max_steps=STEPS)
         prl("rl", "@", config, "--output-dir", folder / "one", "--ckpt", "--trainer.compute.device", "cuda")
         for broadcast in ("filesystem", "nccl"):
             ports, out = harness.free_ports(2), folder / broadcast
