@@ -64,8 +64,8 @@ Stream project_onto(Frame& frame, const BoundModel& model, const Var& residual, 
   if (model.shared.group != nullptr) return {residual, model.whole(frame, autograd::linear(frame, x, w))};
   ops::LinearFusion fusion;
   fusion.residual_TN = residual.value;
-  const Var sum = autograd::fused_linear(frame, x, w, fusion, memory.residual_TH);
-  if (sum.is_defined()) return {sum, {}};
+  if (!(is_block_output && memory.wants_delta))
+    if (const Var sum = autograd::fused_linear(frame, x, w, fusion, memory.residual_TH); sum.is_defined()) return {sum, {}};
   return {residual, autograd::linear(frame, x, w, memory.delta_TH, is_block_output)};
 }
 
@@ -261,7 +261,7 @@ Var decoder_forward(Frame& frame, const BoundModel& model, const ops::TokenIds& 
       Frame next = frame.in(*region);
       stream = {autograd::checkpoint(next, x, shape,
                                      [model, i, layer_index](Frame& inner, const Var& block_in, TensorView out) {
-                                       const Stream s = decoder_layer(inner, model, i, {block_in, {}}, layer_index, {});
+                                       const Stream s = decoder_layer(inner, model, i, {block_in, {}}, layer_index, {.wants_delta = true});
                                        return autograd::add(inner, s.residual_TH, s.delta_TH, out);
                                      }),
                 {}};
