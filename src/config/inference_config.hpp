@@ -100,8 +100,7 @@ struct ParallelConfig {
   bool headless = false;
   template <class V>
   void visit(V& v) {
-    v.field("tp", tp,
-            "Devices of one engine, which share each layer, with the bits of one: for models that one GPU does not hold",
+    v.field("tp", tp, "Devices of one engine, which share each layer, with the bits of one: for models that one GPU does not hold",
             {.unit = "devices", .min = 1, .max = 8});
     v.field("dp", dp, "Copies of the model, each an engine in a process of its own; a router is in front of those of `prl inference`",
             {.min = 1, .max = 1024});

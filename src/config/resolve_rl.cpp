@@ -346,8 +346,8 @@ void choose_engines(RlConfig& config, const Check& check) {
   const int tp = inference.parallel.tp;
   if (check.is_set("deployment.num_infer_gpus") || config.inference_gpu_ids) {
     if (node->num_infer_gpus % tp != 0)
-      check.problem("inference.parallel.tp", fmt::format("is {}, which does not divide deployment.num_infer_gpus, which is {}", tp,
-                                                         node->num_infer_gpus));
+      check.problem("inference.parallel.tp",
+                    fmt::format("is {}, which does not divide deployment.num_infer_gpus, which is {}", tp, node->num_infer_gpus));
   } else {
     node->num_infer_gpus = tp;
   }

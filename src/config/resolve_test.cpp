@@ -313,8 +313,10 @@ TEST(ResolveRl, DevicesThatShareLayersAreOneEngine) {
   EXPECT_THAT(*two.trainer_gpu_ids, ElementsAre(4, 5));
   EXPECT_EQ(num_engines(*load_line<RlConfig>(node + "--inference.parallel.dp 3").config.inference), 3);
   EXPECT_EQ(num_engines(*load_line<RlConfig>(node + "--inference-gpu-ids 0,1,2,3 --trainer-gpu-ids 4").config.inference), 2);
-  EXPECT_THAT(error_of<RlConfig>(node + "--deployment.num-infer-gpus 3"), HasSubstr("does not divide deployment.num_infer_gpus, which is 3"));
-  EXPECT_THAT(error_of<RlConfig>(kRlLine + "--deployment.type colocated --inference.parallel.tp 2"), HasSubstr("use deployment.type single_node"));
+  EXPECT_THAT(error_of<RlConfig>(node + "--deployment.num-infer-gpus 3"),
+              HasSubstr("does not divide deployment.num_infer_gpus, which is 3"));
+  EXPECT_THAT(error_of<RlConfig>(kRlLine + "--deployment.type colocated --inference.parallel.tp 2"),
+              HasSubstr("use deployment.type single_node"));
   EXPECT_TRUE(std::holds_alternative<SingleNodeDeployment>(*load_line<RlConfig>(kRlLine + "--inference.parallel.tp 2").config.deployment));
   const std::string nodes = kRlLine + "--deployment.type multi_node --deployment.num-infer-nodes 2 --deployment.gpus-per-node ";
   EXPECT_EQ(num_engines(*load_line<RlConfig>(nodes + "4 --inference.parallel.tp 2").config.inference), 4);

@@ -76,8 +76,9 @@ struct EngineStats {
 
 class EngineCore;
 
-/// Continuous batching over one model on one device, or on those that share its layers (Weights::others): a thread that plans a step, runs it, and reports tokens. Calls of other threads are
-/// queued and carried out between steps. All public methods may be called from any thread.
+/// Continuous batching over one model on one device, or on those that share its layers (Weights::others): a thread that plans a step, runs
+/// it, and reports tokens. Calls of other threads are queued and carried out between steps. All public methods may be called from any
+/// thread.
 class Engine {
  public:
   Engine(std::shared_ptr<DeviceRuntime> runtime, EngineOptions options, nn::WeightsPtr weights);

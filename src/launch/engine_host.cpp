@@ -65,8 +65,7 @@ engine::EngineOptions engine_options(const config::InferenceConfig& config, cons
   // Room for every running request at full length, but never more than an eighth of what is free on a CPU that other roles share.
   constexpr double kShare = 0.125;
   const DType dtype = compute_dtype(config.model.dtype, runtime.device().kind);
-  const std::size_t per_block =
-      nn::KvCache::bytes_per_block(nn::config_of_shard(model, config.parallel.tp), dtype, options.block_size);
+  const std::size_t per_block = nn::KvCache::bytes_per_block(nn::config_of_shard(model, config.parallel.tp), dtype, options.block_size);
   const std::int64_t blocks_per_seq = (options.max_model_len + options.block_size - 1) / options.block_size;
   const auto affordable =
       static_cast<std::int64_t>(static_cast<double>(runtime.bytes_available()) * kShare / static_cast<double>(per_block));

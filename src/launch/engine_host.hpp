@@ -38,8 +38,9 @@ TextOptions engine_text_options(const config::InferenceConfig& config);
 /// An engine with its device, tokenizer and templates, and a loader for weights from folders.
 class EngineHost {
  public:
-  /// Loads the model of `config`, on parallel.tp devices from that of `runtime` on. On a GPU it makes and prints a memory plan first, in which `num_versions` weights can exist at once:
-  /// those that are served and those that are being loaded, and what else the caller holds. Error{kOutOfMemory} if that cannot fit.
+  /// Loads the model of `config`, on parallel.tp devices from that of `runtime` on. On a GPU it makes and prints a memory plan first, in
+  /// which `num_versions` weights can exist at once: those that are served and those that are being loaded, and what else the caller holds.
+  /// Error{kOutOfMemory} if that cannot fit.
   EngineHost(const config::InferenceConfig& config, std::shared_ptr<DeviceRuntime> runtime, int num_versions = 2);
   /// Uses weights that are already loaded: those of a trainer in the same process, whose plan sets kv.num_blocks.
   EngineHost(const config::InferenceConfig& config, std::shared_ptr<DeviceRuntime> runtime, nn::WeightsPtr weights);

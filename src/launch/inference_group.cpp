@@ -93,7 +93,8 @@ ChildSpec engine_of_group(const config::InferenceConfig& config, const GroupPlac
   set("--output-dir", (config.output_dir / child.name).string());
   if (config.compute.device == config::DeviceKind::kCpu && config.compute.num_threads == 0)
     set("--compute.num-threads", std::to_string(std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / place.num_here)));
-  if (device_kind(config.compute) == DeviceKind::kCuda) child.env["CUDA_VISIBLE_DEVICES"] = visible_devices_of(gpus_of_engine(config, local));
+  if (device_kind(config.compute) == DeviceKind::kCuda)
+    child.env["CUDA_VISIBLE_DEVICES"] = visible_devices_of(gpus_of_engine(config, local));
   if (const std::string secrets = config::secrets_of(config); !secrets.empty()) child.env[config::kSecretsVariable] = secrets;
   child.log_file = log_file(config.output_dir, child.name + ".log");
   child.must_finish = false;

@@ -191,8 +191,8 @@ Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, cons
   PartFrames part(frame, memory, q_norm.weight.data != nullptr);
 
   const std::int64_t num_shards = model.weights.shard.size;
-  const AttentionParameter attention{
-      c.num_heads / num_shards, c.num_kv_heads / num_shards, c.head_dim, q_norm, k_norm, &model.weights.rope};
+  const AttentionParameter attention{c.num_heads / num_shards, c.num_kv_heads / num_shards, c.head_dim, q_norm, k_norm,
+                                     &model.weights.rope};
   const Projected qkv = project_normed(part.norm, part.attn_proj, in, model.norm(Block::kInputNorm, i),
                                        model.linear(Block::kQkv, i, weight(Block::kO)), /*has_gate=*/false, /*sum_out=*/{});
   const Var heads = model.whole(frame, autograd::self_attention(part.heads, qkv.value, attention, index));
@@ -208,7 +208,8 @@ Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, cons
   const Projected hidden = project_normed(part.norm, part.mlp, attended, model.norm(Block::kPostNorm, i),
                                           model.linear(Block::kGateUp, i, weight(Block::kDown)), /*has_gate=*/true, memory.residual_TH);
   const ops::LinearWeight* after = i + 1 == c.num_layers ? &model.weights.lm_head() : &model.weights.matrix(Block::kQkv, i + 1);
-  return project_onto(frame, model, hidden.sum, model.whole(frame, hidden.value), model.linear(Block::kDown, i, after), memory, /*is_block_output=*/true);
+  return project_onto(frame, model, hidden.sum, model.whole(frame, hidden.value), model.linear(Block::kDown, i, after), memory,
+                      /*is_block_output=*/true);
 }
 
 Var decoder_forward(Frame& frame, const BoundModel& model, const ops::TokenIds& ids, const AttentionIndex& index,

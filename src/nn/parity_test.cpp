@@ -137,8 +137,10 @@ TEST_P(ParityTest, Bf16StaysWithinItsNoise) {
       a += x * x;
       b += y * y;
     }
-    // Adding the same to every key's logit changes no softmax: a k bias has a gradient of rounding noise only, unless rotated.
-    EXPECT_GT(dot / std::sqrt(a * b), parameter.name.ends_with("k_proj.bias") ? 0.9 : 0.995) << parameter.name;
+    // Adding the same to every key's logit changes no softmax: a k bias has a gradient of rounding noise only, unless rotated. A token of
+    // which two experts are nearly as good may go to the other one.
+    const bool is_chosen = parameter.name.find(".mlp.experts.") != std::string::npos || parameter.name.ends_with(".mlp.gate.weight");
+    EXPECT_GT(dot / std::sqrt(a * b), parameter.name.ends_with("k_proj.bias") ? 0.9 : is_chosen ? 0.97 : 0.995) << parameter.name;
   }
 }
 

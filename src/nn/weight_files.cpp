@@ -194,7 +194,8 @@ std::map<std::string, std::string> metadata_of(const WeightFileOptions& options)
 }
 
 /// All data of a shard, in pieces; `told` hears how many bytes each has.
-void append_data(io::SafetensorsWriter& writer, const FileOfSeveral& shard, DType dtype, const std::function<void(std::uint64_t bytes)>& told) {
+void append_data(io::SafetensorsWriter& writer, const FileOfSeveral& shard, DType dtype,
+                 const std::function<void(std::uint64_t bytes)>& told) {
   std::vector<float> piece;
   for (const WeightSource* source : shard.sources) {
     const std::int64_t cols = source->shape.num_cols(), count = source->shape.num_elements();

@@ -195,8 +195,10 @@ WeightsPtr make_parts(std::span<ops::OpContext* const> devices, const ModelConfi
   const auto of = [&](std::size_t rank) {
     const bool has_previous = previous != nullptr && previous->others.size() + 1 == devices.size();
     const Shard shard{static_cast<int>(rank), static_cast<int>(devices.size())};
-    std::shared_ptr<Weights> part =
-        make(*devices[rank], shard, !has_previous ? nullptr : rank == 0 ? previous : previous->others[rank - 1]);
+    std::shared_ptr<Weights> part = make(*devices[rank], shard,
+                                         !has_previous ? nullptr
+                                         : rank == 0   ? previous
+                                                       : previous->others[rank - 1]);
     part->shard = shard;
     return part;
   };
@@ -211,7 +213,8 @@ WeightsPtr make_parts(std::span<ops::OpContext* const> devices, const ModelConfi
 
 WeightsPtr load_shared_weights(std::span<ops::OpContext* const> devices, const ModelConfig& config, const Tensor& values,
                                PolicyVersion version, const WeightsPtr& previous) {
-  PRL_CHECK(values.runtime()->device().kind == DeviceKind::kCpu, "weights of several devices from {}", to_string(values.runtime()->device()));
+  PRL_CHECK(values.runtime()->device().kind == DeviceKind::kCpu, "weights of several devices from {}",
+            to_string(values.runtime()->device()));
   const TensorTablePtr whole = make_tensor_table(config);
   if (values.num_elements() != whole->num_master_elements())
     fail(ErrorCode::kShape, "weights of {} values for a model of {}", values.num_elements(), whole->num_master_elements());
@@ -257,8 +260,7 @@ namespace {
 class StoredReader {
  public:
   /// `stored`: one per tensor of `table`, which may hold a part of its rows.
-  StoredReader(ops::OpContext& ctx, const TensorTable& table, std::span<const io::SafetensorsRef> stored, DType compute,
-               bool with_backward)
+  StoredReader(ops::OpContext& ctx, const TensorTable& table, std::span<const io::SafetensorsRef> stored, DType compute, bool with_backward)
       : ctx_(ctx), tensors_(table.tensors()), stored_(stored), compute_(compute), with_backward_(with_backward) {}
 
   Tensor vector(const BlockSpec& block) const {
@@ -317,7 +319,8 @@ class StoredReader {
       const io::SafetensorsRef& ref = stored_[i];
       const std::int64_t count = tensors_[i].num_elements(), begin = tensors_[i].first_stored_element();
       const std::size_t item = size_of(ref.entry->type);
-      const auto bytes = ref.file->bytes(*ref.entry).subspan(static_cast<std::size_t>(begin) * item, static_cast<std::size_t>(count) * item);
+      const auto bytes =
+          ref.file->bytes(*ref.entry).subspan(static_cast<std::size_t>(begin) * item, static_cast<std::size_t>(count) * item);
       std::atomic<bool> is_finite{true};
       ctx_.pool->parallel_for((count + kLoadPiece - 1) / kLoadPiece, [&](std::int64_t n) {
         const std::int64_t first = n * kLoadPiece, num = std::min(kLoadPiece, count - first);
@@ -329,7 +332,8 @@ class StoredReader {
           const std::size_t at = static_cast<std::size_t>(first) * item;
           ctx_.runtime->copy_from_host(to + at, bytes.data() + at, static_cast<std::size_t>(num) * item);
         }
-        if (io::find_not_finite(*ref.file, *ref.entry, begin + first, num, compute_) >= 0) is_finite.store(false, std::memory_order_relaxed);
+        if (io::find_not_finite(*ref.file, *ref.entry, begin + first, num, compute_) >= 0)
+          is_finite.store(false, std::memory_order_relaxed);
       });
       if (!is_finite) check_finite(std::span(&ref, 1), compute_, *ctx_.pool);
       if (as_stored && !is_on_host) ctx_.runtime->copy_from_host(to, bytes.data(), bytes.size());  // overlaps its own pieces

@@ -46,7 +46,7 @@ struct Weights {
   std::shared_ptr<const struct WeightsChecksum> base_checksum;
   Shard shard = {};                ///< which part of each layer `blocks` has
   std::vector<WeightsPtr> others;  ///< the parts of the other devices, from rank 1 on; empty in these, and where one device has all
-  LayerSource* layers = nullptr;  ///< borrowed; nullptr: all of `blocks` are there. Else the object changes with each version
+  LayerSource* layers = nullptr;   ///< borrowed; nullptr: all of `blocks` are there. Else the object changes with each version
 
   /// A norm or bias; undefined if the model has none.
   const Tensor& vector(Block block, std::int64_t layer = -1) const;
@@ -87,7 +87,8 @@ WeightsPtr load_shared_weights(std::span<ops::OpContext* const> devices, const M
                                PolicyVersion version, const WeightsPtr& previous);
 
 /// ops::hash_rows of each tensor's values in compute dtype under its Hugging Face name, those of the adapter last and in its own dtype;
-/// independent of packing, device, how many devices share the layers, and of how the weights arrived. `combined` hashes all (name, hash) in order.
+/// independent of packing, device, how many devices share the layers, and of how the weights arrived. `combined` hashes all (name, hash) in
+/// order.
 struct WeightsChecksum {
   std::uint64_t combined = 0;
   std::vector<std::pair<std::string, std::uint64_t>> tensors;

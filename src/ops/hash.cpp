@@ -22,7 +22,8 @@ void hash_rows(OpContext& ctx, std::span<std::uint64_t> out, std::span<const Has
       cols = item.num_cols;
       rows = cols > 0 ? item.plain.shape.num_elements() / cols : 0;
     }
-    c.require(item.num_cols == cols && item.first_row >= 0 && item.first_number >= 0 && item.num_rows >= 0 && item.first_row + item.num_rows <= rows,
+    c.require(item.num_cols == cols && item.first_row >= 0 && item.first_number >= 0 && item.num_rows >= 0 &&
+                  item.first_row + item.num_rows <= rows,
               "the rows of an item lie outside of it");
   }
   if (items.empty()) return;

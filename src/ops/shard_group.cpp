@@ -21,7 +21,7 @@ class CpuShardGroup final : public ShardGroup {
  public:
   CpuShardGroup(std::span<const std::shared_ptr<DeviceRuntime>> devices, std::size_t max_bytes) : max_bytes_(max_bytes) {
     for (const auto& device : devices)
-      for (auto* const turns = &buffers_.emplace_back(); Tensor& buffer : turns->buffers)
+      for (auto* const turns = &buffers_.emplace_back(); Tensor & buffer : turns->buffers)
         buffer = Tensor::empty(device, {static_cast<std::int64_t>(max_bytes)}, DType::kU8);
   }
   int size() const noexcept override { return static_cast<int>(buffers_.size()); }
@@ -34,8 +34,9 @@ class CpuShardGroup final : public ShardGroup {
     check_gathered(ctx, part, row_bytes, max_bytes_);
     for (Rank& to : buffers_)
       for (std::int64_t row = 0; row < rows; ++row)
-        std::memcpy(to.buffers[turn].as<std::byte>() + static_cast<std::size_t>(row) * row_bytes + static_cast<std::size_t>(rank) * part_bytes,
-                    part.as<std::byte>() + static_cast<std::size_t>(row * part.row_stride) * size_of(part.dtype), part_bytes);
+        std::memcpy(
+            to.buffers[turn].as<std::byte>() + static_cast<std::size_t>(row) * row_bytes + static_cast<std::size_t>(rank) * part_bytes,
+            part.as<std::byte>() + static_cast<std::size_t>(row * part.row_stride) * size_of(part.dtype), part_bytes);
     await_all();
     return {own.buffers[turn].data(), {rows, width}, part.dtype, part.device, width};
   }

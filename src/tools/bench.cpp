@@ -320,7 +320,8 @@ std::vector<BenchRow> run_bench(const BenchOptions& options) {
       Bandwidth bandwidth(options, peak.read_bytes_per_second);
       rows = bench_engine(options, nn::make_weights(session.context(), parameters, options.dtype, PolicyVersion{0}, false, nullptr),
                           bandwidth);
-      if (options.num_devices > 1) add_shared_layers(rows, options, nn::flat_values(session.context(), parameters, options.dtype), bandwidth);
+      if (options.num_devices > 1)
+        add_shared_layers(rows, options, nn::flat_values(session.context(), parameters, options.dtype), bandwidth);
     }
     if (options.sync) rows.push_back(bench_sync(options, parameters, session));
   }

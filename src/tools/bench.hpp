@@ -18,7 +18,7 @@ struct BenchOptions {
   std::shared_ptr<DeviceRuntime> runtime;  ///< where
   DType dtype = DType::kF32;
   int num_threads = 0;
-  int num_devices = 1;                     ///< that share the layers, for decode and prefill beside one
+  int num_devices = 1;  ///< that share the layers, for decode and prefill beside one
   std::int64_t num_sequences = 32, prompt_tokens = 128, completion_tokens = 64;
   std::int64_t train_tokens = 4096, sequence_tokens = 512;  ///< of a training step, and of each sequence packed into it
   int checkpoint_every = 0;                                 ///< recompute every n-th layer; 0 none

@@ -26,8 +26,8 @@ __global__ void __launch_bounds__(kHashBlock) hash_words_kernel(Word* total, con
 
 /// Any rows: elements are converted and put together one by one.
 template <typename Stored, typename As>
-__global__ void __launch_bounds__(kHashBlock)
-    hash_elements_kernel(Word* total, const Stored* data, std::int64_t rows, std::int64_t cols, std::int64_t words_per_row, Word first_word) {
+__global__ void __launch_bounds__(kHashBlock) hash_elements_kernel(Word* total, const Stored* data, std::int64_t rows, std::int64_t cols,
+                                                                   std::int64_t words_per_row, Word first_word) {
   constexpr int kPerWord = 8 / static_cast<int>(sizeof(As));
   Word sum = 0;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kHashBlock + threadIdx.x; i < rows * words_per_row;

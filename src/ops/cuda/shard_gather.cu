@@ -6,8 +6,8 @@
 
 #include "ops/cuda/chain.cuh"
 
-// One kernel per gather: a rank stores its part into the memory of all ranks and waits until the parts of all are in its own. A large part is
-// followed by a flag; a small one comes in words that carry the number of their gather, which saves the way there and back that a fence
+// One kernel per gather: a rank stores its part into the memory of all ranks and waits until the parts of all are in its own. A large part
+// is followed by a flag; a small one comes in words that carry the number of their gather, which saves the way there and back that a fence
 // between values and flag takes.
 
 namespace prl::ops::cuda {
@@ -49,7 +49,10 @@ __device__ __forceinline__ void store_marked(uint4* to, uint2 value, std::uint32
 }
 __device__ __forceinline__ uint4 load_marked(const uint4* from) {
   uint4 word;
-  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w) : "l"(from) : "memory");
+  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
+               : "l"(from)
+               : "memory");
   return word;
 }
 
@@ -118,8 +121,8 @@ void launch_gather(const OpContext& ctx, const GatherPeers& peers, const GatherP
   const std::int64_t words = 2 * part.rows * part.vectors;
   if (words <= kMaxMarkedWords) {
     launch_waiting(may_start_early && is_recording(stream_of(ctx)), stream_of(ctx), gather_marked_kernel,
-                   dim3(static_cast<unsigned>(std::max<std::int64_t>(1, ceil_div(words, kGatherThreads)))), dim3(kGatherThreads), 0, peers, part,
-                   rank, size, own, fault_word_of(ctx), may_start_early);
+                   dim3(static_cast<unsigned>(std::max<std::int64_t>(1, ceil_div(words, kGatherThreads)))), dim3(kGatherThreads), 0, peers,
+                   part, rank, size, own, fault_word_of(ctx), may_start_early);
     return;
   }
   const auto grid = static_cast<unsigned>(std::clamp<std::int64_t>(ceil_div(words / 2, kGatherThreads), 1, kMaxGatherBlocks));

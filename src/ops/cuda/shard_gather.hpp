@@ -40,8 +40,8 @@ struct GatherState {
 };
 
 /// Enqueues one rank's side of a gather, which ends when the parts of all `size` ranks are there, or after a deadline with a fault.
-/// `may_start_early`: in recorded work beside the kernel before it, and the next one beside it; not where two ranks share a device, on which
-/// the next kernel of one would then take the place of what the other waits for.
+/// `may_start_early`: in recorded work beside the kernel before it, and the next one beside it; not where two ranks share a device, on
+/// which the next kernel of one would then take the place of what the other waits for.
 void launch_gather(const OpContext& ctx, const GatherPeers& peers, const GatherPart& part, int rank, int size, GatherState* own,
                    bool may_start_early);
 

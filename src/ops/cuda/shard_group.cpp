@@ -66,7 +66,8 @@ class SharedMemory {
 class CudaShardGroup final : public ShardGroup {
  public:
   CudaShardGroup(std::span<const std::shared_ptr<DeviceRuntime>> devices, std::size_t max_bytes)
-      : devices_(devices.begin(), devices.end()), turn_bytes_(static_cast<std::size_t>(round_up(static_cast<std::int64_t>(max_bytes), 256))) {
+      : devices_(devices.begin(), devices.end()),
+        turn_bytes_(static_cast<std::size_t>(round_up(static_cast<std::int64_t>(max_bytes), 256))) {
     if (devices.size() > kMaxShardRanks)
       fail(ErrorCode::kInvalidArgument, "{} GPUs are to share layers, at most {} can", devices.size(), kMaxShardRanks);
     std::vector<int> indices;
@@ -74,7 +75,8 @@ class CudaShardGroup final : public ShardGroup {
     for (const int from : indices)
       for (const int to : indices) check_reach(from, to);
     for (const auto& device : devices)
-      memory_.push_back(std::make_unique<SharedMemory>(::prl::cuda::runtime_of(*device), indices, kStateBytes + 2 * (marked_bytes() + turn_bytes_)));
+      memory_.push_back(
+          std::make_unique<SharedMemory>(::prl::cuda::runtime_of(*device), indices, kStateBytes + 2 * (marked_bytes() + turn_bytes_)));
     num_gathered_.resize(devices.size());
     std::ranges::sort(indices);
     has_own_devices_ = std::ranges::adjacent_find(indices) == indices.end();
@@ -86,10 +88,12 @@ class CudaShardGroup final : public ShardGroup {
   TensorView gather(OpContext& ctx, int rank, ConstTensorView part) override {
     const std::size_t item = size_of(part.dtype), part_bytes = static_cast<std::size_t>(part.shape.num_cols()) * item;
     const std::size_t bytes = static_cast<std::size_t>(part.shape.num_rows()) * part_bytes * devices_.size();
-    if (bytes > turn_bytes_) fail(ErrorCode::kOutOfMemory, "[gather] {} bytes, devices that share layers have room for {}", bytes, turn_bytes_);
+    if (bytes > turn_bytes_)
+      fail(ErrorCode::kOutOfMemory, "[gather] {} bytes, devices that share layers have room for {}", bytes, turn_bytes_);
     const std::size_t stride_bytes = static_cast<std::size_t>(part.row_stride) * item;
     if (part_bytes % sizeof(GatherVector) != 0 || stride_bytes % sizeof(GatherVector) != 0 || !is_aligned(part.data, sizeof(GatherVector)))
-      fail(ErrorCode::kShape, "[gather] rows of {} bytes, {} apart; multiples of {} are wanted", part_bytes, stride_bytes, sizeof(GatherVector));
+      fail(ErrorCode::kShape, "[gather] rows of {} bytes, {} apart; multiples of {} are wanted", part_bytes, stride_bytes,
+           sizeof(GatherVector));
     const std::size_t turn = num_gathered_[static_cast<std::size_t>(rank)]++ % 2;
     GatherPeers peers{};
     for (std::size_t r = 0; r < memory_.size(); ++r) {
@@ -119,7 +123,8 @@ class CudaShardGroup final : public ShardGroup {
     }
     const auto start = std::chrono::steady_clock::now();
     for (int polls = 0; num_met_.load(std::memory_order_acquire) == now; ++polls) {
-      if (is_aborted_.load(std::memory_order_acquire)) fail(ErrorCode::kUnavailable, "[gather] another device that shares the layers has failed");
+      if (is_aborted_.load(std::memory_order_acquire))
+        fail(ErrorCode::kUnavailable, "[gather] another device that shares the layers has failed");
       if (polls < kBusyPolls) continue;
       std::this_thread::yield();
       if (polls % 1024 == 0 && std::chrono::steady_clock::now() - start > kDeadline)
