@@ -52,6 +52,11 @@ class DeviceRuntime {
   virtual void copy_from_host(void* destination, const void* host, std::size_t bytes) = 0;
   virtual void copy_to_host(void* host, const void* source, std::size_t bytes) = 0;
   virtual void copy_within(void* destination, const void* source, std::size_t bytes) = 0;
+  /// From the memory of `other`, a device of the same kind: in the order of this one's stream alone.
+  virtual void copy_from_device(void* destination, const DeviceRuntime& other, const void* source, std::size_t bytes) {
+    (void)other;
+    copy_within(destination, source, bytes);
+  }
   virtual void zero(void* destination, std::size_t bytes) = 0;
   /// The runtime must outlive it.
   virtual std::unique_ptr<Stopwatch> make_stopwatch();

@@ -160,6 +160,16 @@ TEST_P(SharedLayersTest, NewWeightsTakeEffectOnAllDevices) {
   expect_same(several->proof(kPatience), one->proof(kPatience));
 }
 
+#ifdef PRL_TEST_CUDA
+TEST_P(SharedLayersTest, PartsAreCopiedFromTheFirstDevice) {
+  const Tensor host = values(7), there = Tensor::empty(devices_[0]->runtime, host.shape(), host.dtype());
+  there.runtime()->copy_from_host(there.data(), host.data(), host.num_bytes());
+  there.runtime()->synchronize();
+  const auto of_device = nn::load_shared_weights(devices_, config_, there, PolicyVersion{1}, nullptr);
+  EXPECT_EQ(nn::checksum(*of_device).tensors, nn::checksum(*shared(7, 1)).tensors);
+}
+#endif
+
 TEST_P(SharedLayersTest, AFolderIsReadInParts) {
   const std::filesystem::path folder = std::filesystem::path(::testing::TempDir()) / "shared_layers_model";
   std::filesystem::remove_all(folder);

@@ -172,12 +172,12 @@ weights::Received EngineHost::take(const std::string& store, PolicyVersion versi
                                        .adapter = adapter,
                                        .max_adapter_bytes = nn::max_peft_image_bytes(model_)};
   std::call_once(receives_, [this] {
-    // Each of several devices takes its part out of host memory.
-    const bool is_one_device = devices_.size() == 1;
+    // Each of several devices takes its part out of host memory, unless the first has room for the whole.
+    const bool is_on_device = devices_.size() == 1 || (plan_ && plan_->part(kReceivedWeights) > 0);
     receiver_ = std::make_unique<weights::WeightReceiver>(
         weights::WeightReceiverOptions{.engine = fmt::format("{}:{}", weights::own_machine(), port_),
-                                       .path = is_one_device ? weights::make_device_path(*runtime_) : weights::DevicePath{},
-                                       .memory = is_one_device ? runtime_ : make_cpu_runtime()});
+                                       .path = is_on_device ? weights::make_device_path(*runtime_) : weights::DevicePath{},
+                                       .memory = is_on_device ? runtime_ : make_cpu_runtime()});
   });
   return receiver_->receive(store, version, acceptable, timeout);
 }

@@ -326,6 +326,9 @@ MemoryPlan plan_engine(std::size_t available, const config::InferenceConfig& inf
   plan.available = available;
   const std::size_t version = engine_weight_bytes(inference, model, compute);
   plan.parts = {{"weights", version}, {"weights in flight", static_cast<std::size_t>(num_versions - 1) * version}};
+  if (inference.parallel.tp > 1 && std::holds_alternative<config::NcclBroadcast>(inference.weight_broadcast))
+    if (const std::size_t whole = weight_bytes(model, compute); plan.total() + whole <= usable(plan) / 2)
+      plan.parts.emplace_back(kReceivedWeights, whole);
   add_passes(plan, inference, model, compute,
              "the cache must hold one sequence of model.max_model_len tokens at least: lower that or kv.num_blocks, or raise "
              "gpu_memory_utilization if the device has more");

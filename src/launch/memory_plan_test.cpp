@@ -207,6 +207,17 @@ TEST_F(MemoryPlanTest, DevicesThatShareLayersHoldAPartOfWeightsAndCache) {
   EXPECT_NEAR(static_cast<double>(two.part("weights") - whole), static_cast<double>(one.part("weights") - whole) / 2,
               0.02 * static_cast<double>(one.part("weights")));
   EXPECT_EQ(two.part("weights in flight"), two.part("weights"));
+  EXPECT_EQ(two.part(kReceivedWeights), 0u) << "files are read in parts";
+  inference.weight_broadcast = config::NcclBroadcast{};
+  EXPECT_EQ(plan_engine(gib, inference, model, DType::kBF16, 2).part(kReceivedWeights), one.part("weights"));
+  nn::ModelConfig large = model;
+  large.vocab_size = 100'000;
+  large.hidden_size = 4096;
+  const MemoryPlan room = plan_engine(16 * gib, inference, large, DType::kBF16, 2);
+  const std::size_t all_weights = room.part("weights") + room.part("weights in flight") + room.part(kReceivedWeights);
+  EXPECT_GT(room.part(kReceivedWeights), gib / 2);
+  EXPECT_EQ(plan_engine(all_weights * 19 / 10, inference, large, DType::kBF16, 2).part(kReceivedWeights), 0u)
+      << "they would leave less than half for all else";
 }
 
 TEST_F(MemoryPlanTest, AdaptersHaveTheirPlacesBesideTheCache) {

@@ -213,8 +213,9 @@ WeightsPtr make_parts(std::span<ops::OpContext* const> devices, const ModelConfi
 
 WeightsPtr load_shared_weights(std::span<ops::OpContext* const> devices, const ModelConfig& config, const Tensor& values,
                                PolicyVersion version, const WeightsPtr& previous) {
-  PRL_CHECK(values.runtime()->device().kind == DeviceKind::kCpu, "weights of several devices from {}",
-            to_string(values.runtime()->device()));
+  const Device holder = values.runtime()->device();
+  PRL_CHECK(holder.kind == DeviceKind::kCpu || holder == devices[0]->runtime->device(), "weights of several devices from {}",
+            to_string(holder));
   const TensorTablePtr whole = make_tensor_table(config);
   if (values.num_elements() != whole->num_master_elements())
     fail(ErrorCode::kShape, "weights of {} values for a model of {}", values.num_elements(), whole->num_master_elements());
@@ -225,10 +226,14 @@ WeightsPtr load_shared_weights(std::span<ops::OpContext* const> devices, const M
     for (std::size_t i = 0; i < whole->tensors().size(); ++i) {
       const TensorSpec& spec = part->table->tensors()[i];
       const std::int64_t from = whole->tensors()[i].offset + spec.first_stored_element();
-      ctx.runtime->copy_from_host(own.as<std::byte>() + static_cast<std::size_t>(spec.offset) * size,
-                                  values.as<std::byte>() + static_cast<std::size_t>(from) * size,
-                                  static_cast<std::size_t>(spec.num_elements()) * size);
+      void* const to = own.as<std::byte>() + static_cast<std::size_t>(spec.offset) * size;
+      const void* const source = values.as<std::byte>() + static_cast<std::size_t>(from) * size;
+      if (holder.kind == DeviceKind::kCpu)
+        ctx.runtime->copy_from_host(to, source, static_cast<std::size_t>(spec.num_elements()) * size);
+      else
+        ctx.runtime->copy_from_device(to, *values.runtime(), source, static_cast<std::size_t>(spec.num_elements()) * size);
     }
+    if (holder.kind != DeviceKind::kCpu) ctx.runtime->synchronize();  // the values may be freed when this returns
     check_finite_values(ctx, *part->table, own);
     fill_weights(*part, ctx, /*with_backward=*/false, Slicer(ctx, *part->table, own, /*with_backward=*/false));
     if (ops::shares_weights(ctx)) part->flat = own;

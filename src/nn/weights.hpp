@@ -82,7 +82,7 @@ Tensor flat_values(const WeightsPtr& weights);
 /// them comes before. Error{kShape} if `values` has another length; {kCorrupt} naming the tensor that holds NaN or infinity.
 WeightsPtr load_flat_weights(ops::OpContext& ctx, const ModelConfig& config, const Tensor& values, PolicyVersion version,
                              const WeightsPtr& previous);
-/// The same for devices that share the layers; `values` in host memory.
+/// The same for devices that share the layers; `values` in host memory or on the first of them, where all of it has been written.
 WeightsPtr load_shared_weights(std::span<ops::OpContext* const> devices, const ModelConfig& config, const Tensor& values,
                                PolicyVersion version, const WeightsPtr& previous);
 

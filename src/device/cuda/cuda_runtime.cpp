@@ -250,6 +250,13 @@ void CudaRuntime::copy_within(void* destination, const void* source, std::size_t
   if (bytes != 0) PRL_CUDA_CHECK(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDeviceToDevice, stream_));
 }
 
+void CudaRuntime::copy_from_device(void* destination, const DeviceRuntime& other, const void* source, std::size_t bytes) {
+  PRL_CHECK(other.device().kind == DeviceKind::kCuda, "a copy from {} to {}", to_string(other.device()), to_string(device()));
+  if (other.device().index == index_) return copy_within(destination, source, bytes);
+  activate();
+  if (bytes != 0) PRL_CUDA_CHECK(cudaMemcpyPeerAsync(destination, index_, source, other.device().index, bytes, stream_));
+}
+
 void CudaRuntime::zero(void* destination, std::size_t bytes) {
   activate();
   if (bytes != 0) PRL_CUDA_CHECK(cudaMemsetAsync(destination, 0, bytes, stream_));

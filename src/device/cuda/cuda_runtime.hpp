@@ -27,6 +27,7 @@ class CudaRuntime : public DeviceRuntime {
   void copy_from_host(void* destination, const void* host, std::size_t bytes) override;
   void copy_to_host(void* host, const void* source, std::size_t bytes) override;
   void copy_within(void* destination, const void* source, std::size_t bytes) override;
+  void copy_from_device(void* destination, const DeviceRuntime& other, const void* source, std::size_t bytes) override;
   void zero(void* destination, std::size_t bytes) override;
   std::unique_ptr<Stopwatch> make_stopwatch() override;
   void synchronize() override;
