@@ -86,20 +86,23 @@ def test_rl_over_nccl_gives_the_weights_of_one_process():
 
 
 def test_an_engine_on_two_gpus_gives_the_weights_of_one_process():
-    num_gpus()
+    # A trainer that has a GPU of its own sends weights to the engine's first one.
+    trainers = {"filesystem": 0, "nccl": 0, **({"linked": 2} if num_gpus() > 2 else {})}
     with harness.workspace("gpu-shared-layers") as folder:
         config = harness.rl_config(folder / "rl.toml", harness.warm_model(), max_async_level=0, max_steps=STEPS)
         prl("rl", "@", config, "--output-dir", folder / "one", "--ckpt", "--trainer.compute.device", "cuda")
-        for broadcast in ("filesystem", "nccl"):
+        for broadcast, gpu in trainers.items():
             ports, out = harness.free_ports(2), folder / broadcast
-            flags = ["--weight-broadcast.type", "nccl", "--weight-broadcast.port", ports[1]] if broadcast == "nccl" else []
+            flags = ["--weight-broadcast.type", "nccl", "--weight-broadcast.port", ports[1]] if broadcast != "filesystem" else []
             prl("rl", "@", config, "--output-dir", out, "--ckpt", "--deployment.type", "single_node", "--inference.parallel.tp", 2,
-                "--inference-gpu-ids", "[0, 1]", "--trainer-gpu-ids", "[0]", "--inference.gpu-memory-utilization", 0.1,
+                "--inference.log.level", "debug", "--inference-gpu-ids", "[0, 1]", "--trainer-gpu-ids", json.dumps([gpu]), "--inference.gpu-memory-utilization", 0.1,
                 "--trainer.compute.device", "cuda", "--inference.compute.device", "cuda", "--inference.server.port", ports[0], *flags)
             check(weights(out) == weights(folder / "one"), f"weights by {broadcast}: other weights than one process")
             rows = harness.metrics(out)
             check(all(rows[step]["mismatch_kl/all/max"] == 0 for step in range(1, STEPS + 1)), "mismatch_kl is not 0")
-            check("on 2 devices that share the layers" in (out / "logs/latest/inference.log").read_text(), "the engine had one GPU")
+            text = (out / "logs/latest/inference.log").read_text()
+            check("on 2 devices that share the layers" in text, "the engine had one GPU")
+            check(broadcast != "linked" or text.count("linked the devices") >= STEPS - 1, f"no link: {text[-3000:]}")
 
 
 def test_gpus_that_share_rows_give_the_weights_of_one():
