@@ -91,10 +91,11 @@ void add_engine(MemoryPlan& plan, const config::InferenceConfig& inference, cons
 
 /// What an engine without a trainer may take: what is free, and at most inference.gpu_memory_utilization of the device.
 std::size_t engine_share(const DeviceRuntime& runtime, const config::InferenceConfig& inference);
-/// A part of the plan of an engine on several devices: the weights of a whole model as they come from a trainer's memory, on the first device.
+/// A part of the plan of an engine on several devices: the weights of a whole model as they come from a trainer's memory, on the first
+/// device.
 inline constexpr std::string_view kReceivedWeights = "received weights";
-/// The plan of such an engine, for each of its devices; kReceivedWeights if they take up to half of it with all other weights. `num_versions`: weights that can exist at once, the served ones among them. Error{kOutOfMemory} if not one
-/// sequence of full length fits.
+/// The plan of such an engine, for each of its devices; kReceivedWeights if they take up to half of it with all other weights.
+/// `num_versions`: weights that can exist at once, the served ones among them. Error{kOutOfMemory} if not one sequence of full length fits.
 MemoryPlan plan_engine(std::size_t available, const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute,
                        int num_versions);
 
