@@ -74,7 +74,8 @@ def _build(kind, folder):
     if installer := uv.find():
         env = {**os.environ, **uv.ENVIRONMENT}
         _run([installer, "venv", "-q", "-p", sys.executable, str(folder)], "uv venv", env)
-        _run([installer, "pip", "sync", "-q", "--require-hashes", "-p", python, lock], f"uv pip sync {kind}.txt", env)
+        # Compiled once: the workers of a sandbox write no bytecode, and each would compile what it imports at every start.
+        _run([installer, "pip", "sync", "-q", "--require-hashes", "--compile-bytecode", "-p", python, lock], f"uv pip sync {kind}.txt", env)
         return
     _run([sys.executable, "-m", "venv", str(folder)], "python3 -m venv")
     # Without an index to ask, two short tries are enough to find out.
