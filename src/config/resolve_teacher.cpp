@@ -23,13 +23,16 @@ InferenceConfig copy_of_inference(const RlConfig& config) {
 void choose_teacher_engines(RlConfig& config, const Check& check) {
   InferenceConfig& server = *config.teacher_inference;
   if (!check.is_set("teacher_inference.parallel.dp")) server.parallel.dp = server.api_server_count = 1;
-  if (!config.teacher_gpu_ids || config.teacher_gpu_ids->size() < 2) return;
+  if (!config.teacher_gpu_ids) return;
   const auto num_gpus = static_cast<int>(config.teacher_gpu_ids->size());
   const int tp = server.parallel.tp, num_engines = std::max(1, num_gpus / tp);
   if (num_gpus % tp != 0)
-    check.problem("teacher_inference.parallel.tp", fmt::format("is {}, but teacher_gpu_ids names {} GPUs", tp, num_gpus));
+    check.problem("teacher_inference.parallel.tp",
+                  fmt::format("is {}, which does not divide the {} GPUs that teacher_gpu_ids names", tp, num_gpus));
+  if (num_gpus < 2) return;
   if (check.is_set("teacher_inference.parallel.dp") && server.parallel.dp != num_engines)
-    check.problem("teacher_inference.parallel.dp", fmt::format("is {}, but teacher_gpu_ids names {} GPUs", server.parallel.dp, num_gpus));
+    check.problem("teacher_inference.parallel.dp", fmt::format("is {}, but the {} GPUs that teacher_gpu_ids names are {} engines",
+                                                               server.parallel.dp, num_gpus, num_engines));
   server.parallel.dp = server.api_server_count = num_engines;
 }
 

@@ -362,7 +362,11 @@ TEST(ResolveRl, ATeacherHasAnEngineOnEachOfItsGpus) {
   EXPECT_EQ(two.config.teacher_inference->server.port, two.config.inference->server.port + 2) << "after the engines' ports";
   EXPECT_THAT(two.config.orchestrator.teacher->client.base_url, SizeIs(1)) << "the router's";
   EXPECT_THAT(error_of<RlConfig>(opd + "--teacher-gpu-ids 3,4 --teacher-inference.parallel.dp 3"),
-              HasSubstr("teacher_gpu_ids names 2 GPUs"));
+              HasSubstr("is 3, but the 2 GPUs that teacher_gpu_ids names are 2 engines"));
+  const std::string shared = opd + "--inference-gpu-ids 0 --trainer-gpu-ids 1 --teacher-inference.parallel.tp 2 --teacher-gpu-ids ";
+  EXPECT_EQ(num_engines(*load_line<RlConfig>(shared + "2,3,4,5").config.teacher_inference), 2);
+  EXPECT_EQ(num_engines(*load_line<RlConfig>(shared + "2,3").config.teacher_inference), 1);
+  for (const char* ids : {"2", "2,3,4"}) EXPECT_THAT(error_of<RlConfig>(shared + ids), HasSubstr("which does not divide the")) << ids;
 }
 
 TEST(ResolveInference, ServersThatAreCountedAreEngines) {
