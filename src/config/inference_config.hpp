@@ -325,6 +325,8 @@ struct EvalEngineConfig : InferenceConfig {
 
 /// Processes with an engine that `config` asks for: each answers HTTP itself.
 inline int num_engines(const InferenceConfig& config) { return std::max(config.parallel.dp, config.api_server_count); }
+/// How many of them `num_gpus` GPUs have, one at least.
+inline int num_engines_on(const InferenceConfig& config, int num_gpus) { return std::max(1, num_gpus / config.parallel.tp); }
 /// GPUs of all of them.
 inline int num_engine_gpus(const InferenceConfig& config) { return num_engines(config) * config.parallel.tp; }
 

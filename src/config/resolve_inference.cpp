@@ -1,6 +1,5 @@
 #include <fmt/core.h>
 
-#include <algorithm>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -30,7 +29,7 @@ void check_copies(InferenceConfig& config, const Check& check) {
   if (const auto* nodes = std::get_if<InferenceMultiNode>(&config.deployment)) {
     if (nodes->gpus_per_node % parallel.tp != 0)
       check.problem("parallel.tp", fmt::format("is {}, which does not divide the {} GPUs of a node", parallel.tp, nodes->gpus_per_node));
-    const int wanted = nodes->num_nodes * std::max(1, nodes->gpus_per_node / parallel.tp);
+    const int wanted = nodes->num_nodes * num_engines_on(config, nodes->gpus_per_node);
     if (check.is_set("parallel.dp") && parallel.dp != wanted && !parallel.dp_address)
       check.problem("parallel.dp", fmt::format("is {}, but {} nodes with {} GPUs each have {} engines", parallel.dp, nodes->num_nodes,
                                                nodes->gpus_per_node, wanted));

@@ -316,7 +316,7 @@ void choose_nodes(RlConfig& config, MultiNodeDeployment& nodes, const Check& che
   const int tp = inference.parallel.tp;
   if (nodes.gpus_per_node % tp != 0)
     check.problem("inference.parallel.tp", fmt::format("is {}, which does not divide the {} GPUs of a node", tp, nodes.gpus_per_node));
-  const int wanted = num_infer * std::max(1, nodes.gpus_per_node / tp);
+  const int wanted = num_infer * num_engines_on(inference, nodes.gpus_per_node);
   if (check.is_set("inference.parallel.dp") && inference.parallel.dp != wanted)
     check.problem("inference.parallel.dp", fmt::format("is {}, but {} nodes with {} GPUs each have {} engines", inference.parallel.dp,
                                                        num_infer, nodes.gpus_per_node, wanted));
@@ -351,7 +351,7 @@ void choose_engines(RlConfig& config, const Check& check) {
   } else {
     node->num_infer_gpus = tp;
   }
-  const int wanted = std::max({1, num_engines(inference), node->num_infer_gpus / tp});
+  const int wanted = std::max(num_engines(inference), num_engines_on(inference, node->num_infer_gpus));
   if (tp > 1) node->num_infer_gpus = wanted * tp;
   if (check.is_set("inference.parallel.dp") && inference.parallel.dp != wanted)
     check.problem("inference.parallel.dp", fmt::format("is {}, but {} engines follow from the other keys", inference.parallel.dp, wanted));

@@ -25,7 +25,7 @@ void choose_teacher_engines(RlConfig& config, const Check& check) {
   if (!check.is_set("teacher_inference.parallel.dp")) server.parallel.dp = server.api_server_count = 1;
   if (!config.teacher_gpu_ids) return;
   const auto num_gpus = static_cast<int>(config.teacher_gpu_ids->size());
-  const int tp = server.parallel.tp, num_engines = std::max(1, num_gpus / tp);
+  const int tp = server.parallel.tp, num_engines = num_engines_on(server, num_gpus);
   if (num_gpus % tp != 0)
     check.problem("teacher_inference.parallel.tp",
                   fmt::format("is {}, which does not divide the {} GPUs that teacher_gpu_ids names", tp, num_gpus));

@@ -180,7 +180,7 @@ int run_headless(const config::InferenceConfig& config, const GroupPlace& place,
 
 void place_engines(config::InferenceConfig& config, const NodePlace& place) {
   config::ParallelConfig& parallel = config.parallel;
-  const int num_here = std::max(1, place.per_node / parallel.tp);
+  const int num_here = config::num_engines_on(config, place.per_node);
   parallel.dp = config.api_server_count = place.num_nodes * num_here;
   parallel.dp_local = num_here;
   parallel.dp_start_rank = place.rank * num_here;

@@ -200,7 +200,7 @@ RlNodes::RlNodes(const config::RlConfig& config) {
   num_infer = config.inference ? deployment.num_infer_nodes.value_or(1) : 0;
   num_train = deployment.num_train_nodes;
   per_node = deployment.gpus_per_node;
-  if (config.inference) engines_per_node = std::max(1, per_node / config.inference->parallel.tp);
+  if (config.inference) engines_per_node = config::num_engines_on(*config.inference, per_node);
   orchestrator_on_inference = deployment.orchestrator_on_inference;
 }
 
