@@ -177,7 +177,8 @@ def test_a_job_that_lost_its_first_node_is_queued_again():
         prl(*sft_config(folder, steps), "--output-dir", folder / "one", "--ckpt")
         job, log = submitted(cluster, *sft_config(folder, steps), "--output-dir", out, *MULTI, "--deployment.num-nodes", 2, "--ckpt.interval", 20,
                              "--slurm", env={"MASTER_PORT": str(port)})
-        harness.wait_until(lambda: (out / "checkpoints/step_20").exists() or cluster.state(job) in ENDED, 120, "the first checkpoint")
+        harness.wait_until(lambda: (out / "checkpoints/step_20/trainer/manifest.json").exists() or cluster.state(job) in ENDED, 120,
+                           "the first checkpoint")
         launcher = parent_of(harness.role_pids(log)["sft"])
         check(b"launch" in open(f"/proc/{launcher}/cmdline", "rb").read(), "not the launcher of node 0")
         os.kill(launcher, signal.SIGKILL)
