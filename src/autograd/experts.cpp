@@ -267,8 +267,7 @@ void experts_backward(ops::OpContext& ctx, Tape& tape, const Var& x_TH, ConstTen
 
 /// On one of several devices: each has a part of every expert's outputs, and all of them the same rows.
 Var shared_experts(Frame& frame, const Var& x_TH, const ExpertsParameter& p) {
-  PRL_CHECK(frame.tape == nullptr && p.load == nullptr && !has_adapters(p.gate_up) && !has_adapters(p.down),
-            "devices that share layers compute no gradients and no adapters of experts");
+  PRL_CHECK(frame.tape == nullptr && p.load == nullptr, "devices that share layers compute no gradients");
   ops::OpContext& ctx = frame.ctx;
   const DType dtype = x_TH.value.dtype;
   const std::int64_t T = x_TH.value.shape.num_rows(), M = T * p.num_active;

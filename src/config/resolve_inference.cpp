@@ -72,8 +72,6 @@ void check_inference(InferenceConfig& config, const Check& check) {
     check.problem("max_num_batched_tokens", fmt::format("must be at least max_num_seqs, which is {}", config.max_num_seqs));
   if (config.max_cpu_loras < config.max_loras)
     check.problem("max_cpu_loras", fmt::format("must be at least max_loras, which is {}", config.max_loras));
-  if (config.parallel.tp > 1 && config.enable_lora)
-    check.not_built("parallel.tp", "adapters on devices that share layers; use 1 with enable_lora");
   if (!config.lora_modules.empty() && !config.enable_lora) check.problem("lora_modules", "needs enable_lora");
   if (!is_loopback(config.server.host) && !config.server.api_key)
     check.warn("server.host", "other machines can reach the server, and it asks for no api_key");

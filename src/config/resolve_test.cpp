@@ -441,7 +441,6 @@ TEST(ResolveRl, WhatIsNotBuiltIsNamedWithItsKey) {
   expect("--weight-broadcast.type nixl --deployment.type single_node", "NIXL");
   expect("--weight-broadcast.type nccl --trainer.model.lora.modules-to-save lm_head --deployment.type single_node", "whole modules");
   expect("--trainer.max-concurrent-runs 2 --trainer.model.lora", "several runs in one launch");
-  expect("--deployment.type single_node --inference.parallel.tp 2 --inference.enable-lora", "adapters on devices that share layers");
   expect("--trainer.model.tp 2", "tensor parallelism");
   expect("--model.vlm", "vision");
   expect("--trainer.model.fp8", "8-bit");

@@ -53,6 +53,7 @@ void check_cache_size(const EngineOptions& options, const nn::ModelConfig& confi
 PagedRunner::PagedRunner(std::shared_ptr<DeviceRuntime> runtime, const EngineOptions& options, nn::WeightsPtr weights, RunnerShare share)
     : runtime_(runtime),
       block_size_(options.block_size),
+      rank_(share.layers.rank),
       weights_(std::move(weights)),
       session_(runtime, options.num_threads),
       cache_(make_cache(runtime, *weights_, options.num_blocks, options.block_size)),
@@ -86,8 +87,10 @@ void PagedRunner::fill_batch(const StepPlan& plan) {
       positions_T_.push_back(static_cast<std::int32_t>(position));
       slot_T_.push_back(static_cast<std::int32_t>(block * block_size_ + position % block_size_));
     }
-    if (const auto& served = sequence.request->served; served != nullptr)
-      add_adapter_rows(served->weights.ready.get(), query_start_.back(), static_cast<std::int32_t>(ids_T_.size()));
+    if (const auto& served = sequence.request->served; served != nullptr) {
+      PRL_CHECK(served->weights.ready != nullptr, "a row's adapter is not on the device");
+      add_adapter_rows(served->weights.ready->part(rank_), query_start_.back(), static_cast<std::int32_t>(ids_T_.size()));
+    }
     query_start_.push_back(static_cast<std::int32_t>(ids_T_.size()));
     context_len_.push_back(static_cast<std::int32_t>(end));
     std::int32_t* const table = block_table_.data() + r * static_cast<std::size_t>(max_blocks_);
@@ -96,7 +99,6 @@ void PagedRunner::fill_batch(const StepPlan& plan) {
 }
 
 void PagedRunner::add_adapter_rows(const nn::Adapter* adapter, std::int32_t begin, std::int32_t end) {
-  PRL_CHECK(adapter != nullptr, "a row's adapter is not on the device");
   std::size_t at = 0;
   while (at < num_adapters_ && rows_of_adapters_[at].first != adapter) ++at;
   if (at == num_adapters_) {
@@ -295,11 +297,13 @@ nn::AdapterPtr ModelRunner::make_adapter(const nn::StoredAdapter&) { fail(ErrorC
 WeightProof ModelRunner::prove_with(const nn::AdapterPtr&) { fail(ErrorCode::kInvalidArgument, "this engine has no adapters"); }
 
 nn::AdapterPtr PagedRunner::make_adapter(const nn::StoredAdapter& stored) {
-  return nn::pack_adapter(session_.context(), weights_->config, stored);
+  return nn::pack_adapter(session_.context(), weights_->config, stored, false, weights_->shard);
 }
 
-std::vector<float> PagedRunner::probe_logprobs() {
-  return nn::probe_logprobs(model_, session_.context(), *weights_, nn::probe_prompt(weights_->config.vocab_size));
+std::vector<float> PagedRunner::probe_logprobs(const nn::AdapterPtr& adapter) {
+  nn::Weights with_it = *weights_;
+  with_it.adapter = adapter;
+  return nn::probe_logprobs(model_, session_.context(), with_it, nn::probe_prompt(with_it.config.vocab_size));
 }
 
 WeightProof PagedRunner::prove_with(const nn::AdapterPtr& adapter) {
@@ -308,8 +312,7 @@ WeightProof PagedRunner::prove_with(const nn::AdapterPtr& adapter) {
   WeightProof proof;
   proof.version = weights_->version;
   proof.checksum = nn::checksum(session_.context(), with_it).combined;
-  const auto prompt = nn::probe_prompt(with_it.config.vocab_size);
-  proof.probe_logprobs = nn::probe_logprobs(model_, session_.context(), with_it, prompt);
+  proof.probe_logprobs = probe_logprobs(adapter);
   return proof;
 }
 

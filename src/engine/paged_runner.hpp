@@ -37,8 +37,8 @@ class PagedRunner final : public ModelRunner {
   WeightProof prove() override { return prove_with(weights_->adapter); }
   nn::AdapterPtr make_adapter(const nn::StoredAdapter& stored) override;
   WeightProof prove_with(const nn::AdapterPtr& adapter) override;
-  /// WeightProof::probe_logprobs of the weights in use.
-  std::vector<float> probe_logprobs();
+  /// WeightProof::probe_logprobs of the weights in use with that adapter.
+  std::vector<float> probe_logprobs(const nn::AdapterPtr& adapter);
 
  private:
   /// Marks of a step: when it was queued, and behind its layers, head and draw; and the last mark of the step before, if there was one.
@@ -59,6 +59,7 @@ class PagedRunner final : public ModelRunner {
 
   std::shared_ptr<DeviceRuntime> runtime_;
   std::int64_t block_size_;
+  int rank_;  ///< among devices that share the layers
   nn::WeightsPtr weights_;
   ops::OpSession session_;
   nn::KvCache cache_;

@@ -130,13 +130,19 @@ void ShardedRunner::set_weights(nn::WeightsPtr weights) {
   for (std::size_t rank = runners_.size(); rank-- > 0;) runners_[rank]->set_weights(weights == nullptr ? nullptr : part_of(weights, rank));
 }
 
-WeightProof ShardedRunner::prove() {
+nn::AdapterPtr ShardedRunner::make_adapter(const nn::StoredAdapter& stored) {
+  std::vector<nn::AdapterPtr> parts(runners_.size());
+  on_all([&](std::size_t rank) { parts[rank] = runners_[rank]->make_adapter(stored); });
+  return nn::join_parts(parts);
+}
+
+WeightProof ShardedRunner::prove_with(const nn::AdapterPtr& adapter) {
   WeightProof proof;
   on_all([&](std::size_t rank) {
     if (rank == 0)
-      proof = runners_[0]->prove();
+      proof = runners_[0]->prove_with(adapter);
     else
-      (void)runners_[rank]->probe_logprobs();
+      (void)runners_[rank]->probe_logprobs(adapter == nullptr ? nullptr : adapter->others.at(rank - 1));
   });
   return proof;
 }

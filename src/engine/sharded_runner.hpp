@@ -29,7 +29,9 @@ class ShardedRunner final : public ModelRunner {
   bool works_beside_host() const override { return runners_.front()->works_beside_host(); }
   void set_weights(nn::WeightsPtr weights) override;
   nn::WeightsPtr weights() const override { return runners_.front()->weights(); }
-  WeightProof prove() override;
+  WeightProof prove() override { return prove_with(weights()->adapter); }
+  nn::AdapterPtr make_adapter(const nn::StoredAdapter& stored) override;
+  WeightProof prove_with(const nn::AdapterPtr& adapter) override;
 
   /// Bytes of the largest rows that a step gathers.
   static std::size_t gathered_bytes(const EngineOptions& options, const nn::ModelConfig& config, DType compute);

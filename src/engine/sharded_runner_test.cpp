@@ -11,9 +11,11 @@
 
 #include "base/rng.hpp"
 #include "base/testing/eventually.hpp"
+#include "engine/adapter_set.hpp"
 #include "engine/engine.hpp"
 #include "engine/test_support.hpp"
 #include "nn/init_model.hpp"
+#include "nn/peft.hpp"
 
 namespace prl::engine {
 namespace {
@@ -71,8 +73,26 @@ class SharedLayersTest : public ::testing::TestWithParam<Kind> {
   nn::WeightsPtr shared(std::uint64_t seed, std::int64_t version, const nn::WeightsPtr& previous = nullptr) {
     return nn::load_shared_weights(devices_, config_, values(seed), PolicyVersion{version}, previous);
   }
+  /// An adapter of matrices of attention, MLP and experts, as it comes from a file.
+  nn::StoredAdapterPtr adapter(std::uint64_t seed) {
+    nn::AdapterConfig wanted;
+    wanted.rank = static_cast<std::int64_t>(3 + 5 * (seed % 3));
+    wanted.alpha = 16;
+    wanted.target_modules = {seed % 2 == 0 ? "q_proj" : "k_proj", "v_proj", "o_proj", "gate_proj", "down_proj"};
+    ops::OpContext& ctx = sessions_[0]->context();
+    nn::Parameters trained(ctx.runtime, config_, nn::make_adapter_table(config_, wanted));
+    Rng rng(seed);
+    for (const nn::NamedParameter& p : trained.named()) {
+      std::vector<float> of_tensor(static_cast<std::size_t>(p.num_elements()));
+      for (float& value : of_tensor) value = 0.2f * static_cast<float>(rng.next_normal());
+      trained.write_held(p.offset, of_tensor);
+    }
+    const nn::WeightsPtr with_it = nn::adapt_weights(ctx, trained, wanted, GetParam().compute, whole(7, 1), PolicyVersion{1});
+    return nn::read_peft_adapter(config_, {"memory", nn::peft_image(*with_it, *trained.table())}, GetParam().compute, *ctx.pool);
+  }
   static EngineOptions options() {
     EngineOptions options;
+    options.adapters = std::make_shared<AdapterSet>(2);
     options.max_model_len = 256;
     options.num_blocks = 96;
     options.max_num_seqs = 16;
@@ -104,12 +124,15 @@ class SharedLayersTest : public ::testing::TestWithParam<Kind> {
     }
     return all;
   }
-  static std::vector<wire::GenerateOutput> run(Engine& engine) {
+  /// `adapters`: names that the requests have in turn; "": the model as it is.
+  static std::vector<wire::GenerateOutput> run(Engine& engine, const std::vector<std::string>& adapters = {""}) {
     engine.pause(kPatience);  // so that they meet in one batch
     std::vector<std::shared_ptr<Inbox>> inboxes;
     for (const wire::GenerateRequest& request : requests()) {
       inboxes.push_back(std::make_shared<Inbox>());
-      engine.submit(request, [inbox = inboxes.back()](const StepEvent& event) { inbox->push(event); });
+      engine.submit(
+          request, [inbox = inboxes.back()](const StepEvent& event) { inbox->push(event); },
+          adapters[(inboxes.size() - 1) % adapters.size()]);
     }
     engine.resume();
     std::vector<wire::GenerateOutput> outputs;
@@ -157,6 +180,38 @@ TEST_P(SharedLayersTest, NewWeightsTakeEffectOnAllDevices) {
   EXPECT_NE(before[0].token_ids, after[0].token_ids);
   // Those of one device are no weights for several, and the former ones stay.
   EXPECT_THROW(several->update_weights(whole(9, 3), kPatience), Error);
+  expect_same(several->proof(kPatience), one->proof(kPatience));
+}
+
+TEST_P(SharedLayersTest, RowsOfAdaptersHaveTheBitsOfOneDevice) {
+  const auto one = engine_of(whole(7, 1)), several = engine_of(shared(7, 1));
+  const std::vector<std::string> names = {"a", "", "b", "c"};  // of which two are ready at a time
+  for (const auto& engine : {one.get(), several.get()})
+    for (const std::uint64_t seed : {1, 2, 3})
+      engine->adapters().set(names[seed == 1 ? 0 : seed], PolicyVersion{1}, {nullptr, adapter(seed)});
+  const auto got = run(*several, names), wanted = run(*one, names);
+  expect_same(got, wanted);
+  EXPECT_NE(bits(got[0].logprobs), bits(run(*several)[0].logprobs)) << "the adapter changed nothing";
+  for (const char* name : {"a", "b", "c"}) expect_same(several->proof_of(name, kPatience), one->proof_of(name, kPatience));
+  EXPECT_NE(several->proof_of("a", kPatience).checksum, several->proof(kPatience).checksum);
+}
+
+TEST_P(SharedLayersTest, TheAdapterOfAPolicyIsThatOfOneDevice) {
+  const nn::StoredAdapterPtr stored = adapter(2);
+  auto of_one = std::make_shared<nn::Weights>(*whole(7, 1)), of_several = std::make_shared<nn::Weights>(*shared(7, 1));
+  of_one->adapter = nn::pack_adapter(*devices_[0], config_, *stored);
+  of_several->adapter = nn::pack_adapter(devices_, config_, *stored);
+  for (std::size_t i = 0; i < of_several->others.size(); ++i) {
+    auto part = std::make_shared<nn::Weights>(*of_several->others[i]);
+    part->adapter = of_several->adapter->others[i];
+    of_several->others[i] = part;
+  }
+  EXPECT_EQ(nn::checksum(*of_several).tensors, nn::checksum(*of_one).tensors);
+  EXPECT_NE(nn::checksum(*of_one).combined, nn::checksum(*whole(7, 1)).combined);
+  const auto one = engine_of(of_one), several = engine_of(of_several);
+  const auto got = run(*several);
+  expect_same(got, run(*one));
+  EXPECT_NE(bits(got[0].logprobs), bits(run(*engine_of(shared(7, 1)))[0].logprobs)) << "the adapter changed nothing";
   expect_same(several->proof(kPatience), one->proof(kPatience));
 }
 

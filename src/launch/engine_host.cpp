@@ -145,7 +145,7 @@ engine::AdapterWeights EngineHost::load_adapter(const nn::PeftSource& source, st
   warn_of_other_base(*stored, source);
   // A GPU gets it when a request names it; in host memory it is ready at once.
   if (runtime_->device().kind == DeviceKind::kCuda) return {nullptr, std::move(stored)};
-  return {nn::pack_adapter(load_session_->context(), model_, *stored), nullptr};
+  return {nn::pack_adapter(contexts(), model_, *stored), nullptr};
 }
 
 nn::BaseIdentity EngineHost::identity_of(const nn::WeightsPtr& weights) {
@@ -204,7 +204,14 @@ nn::WeightsPtr EngineHost::with_adapter(const nn::PeftSource& source, PolicyVers
   if (weights->base_checksum == nullptr)
     weights->base_checksum = std::make_shared<const nn::WeightsChecksum>(nn::checksum(load_session_->context(), *weights));
   const nn::PeftLimits limits{.base = [&](DType) { return identity_of(weights); }, .base_name = name_};
-  weights->adapter = nn::load_peft_adapter(load_session_->context(), model_, source, adapter_dtype_, limits);
+  const auto stored = nn::read_peft_adapter(model_, source, adapter_dtype_, *load_session_->context().pool, limits);
+  weights->adapter = nn::pack_adapter(contexts(), model_, *stored);
+  for (std::size_t i = 0; i < weights->others.size(); ++i) {
+    auto part = std::make_shared<nn::Weights>(*weights->others[i]);
+    part->version = version;
+    part->adapter = weights->adapter->others[i];
+    weights->others[i] = std::move(part);
+  }
   return weights;
 }
 

@@ -273,7 +273,8 @@ std::size_t exchange_bytes(const config::InferenceConfig& inference, const nn::M
 std::size_t adapter_bytes(const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute) {
   if (!inference.enable_lora) return 0;
   return static_cast<std::size_t>(inference.max_loras + 1) *
-         nn::most_adapter_bytes(model, largest_lora_rank(inference), adapter_dtype(inference.lora_dtype, compute, "lora_dtype"));
+         nn::most_adapter_bytes(model, largest_lora_rank(inference), adapter_dtype(inference.lora_dtype, compute, "lora_dtype"),
+                                {0, inference.parallel.tp});
 }
 
 /// What the engine's passes take, and the cache.

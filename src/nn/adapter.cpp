@@ -11,12 +11,12 @@ namespace {
 
 std::size_t index_of(Block matrix) { return static_cast<std::size_t>(std::ranges::find(kAdaptedBlocks, matrix) - kAdaptedBlocks.begin()); }
 
-/// Where a tensor's rows begin in the block of the model.
-std::int64_t first_output(const TensorTable& model, Block matrix, std::int64_t layer, std::int64_t expert, Slot slot) {
+/// The tensor of the model that an adapter's tensors adapt.
+const TensorSpec& adapted_tensor(const TensorTable& model, Block matrix, std::int64_t layer, std::int64_t expert, Slot slot) {
   const std::size_t block = model.find(matrix, layer, expert);
   PRL_CHECK(block != TensorTable::kNone, "an adapter of a block that the model lacks");
   for (const TensorSpec& spec : model.tensors_of(model.blocks()[block]))
-    if (spec.slot == slot) return spec.first_row;
+    if (spec.slot == slot) return spec;
   fail(ErrorCode::kInternal, "an adapter of a tensor that the block lacks");
 }
 
@@ -69,37 +69,38 @@ std::int64_t Adapter::max_rank() const noexcept {
   return most;
 }
 
-std::size_t most_adapter_bytes(const ModelConfig& model, std::int64_t rank, DType dtype) {
+std::size_t most_adapter_bytes(const ModelConfig& model, std::int64_t rank, DType dtype, Shard shard) {
   std::int64_t values = 0;
-  for (const TensorSpec& spec : make_tensor_table(model)->tensors())
+  for (const TensorSpec& spec : make_tensor_table(model, shard)->tensors())
     if (spec.is_matrix() && lora_b_of(spec.slot)) values += rank * (spec.shape[0] + spec.shape[1]);
   return static_cast<std::size_t>(values) * size_of(dtype);
 }
 
 AdapterPtr make_adapter(const AdapterConfig& config, const ModelConfig& model, TensorTablePtr table, DType dtype,
-                        const std::function<ops::LinearWeightPtr(const BlockSpec&)>& matrix) {
-  const TensorTablePtr of_model = make_tensor_table(model);
+                        const std::function<ops::LinearWeightPtr(const BlockRows&)>& matrix, Shard shard) {
+  const TensorTablePtr of_model = make_tensor_table(model, shard);
   auto adapter = std::make_shared<Adapter>();
   adapter->config = config;
   adapter->table = table;
   adapter->dtype = dtype;
+  adapter->shard = shard;
   adapter->layers.resize(static_cast<std::size_t>(model.num_layers));
   const auto fill = [&](Adapter::Blocks& blocks, std::int64_t layer, std::int64_t expert) {
     for (const Block block : kAdaptedBlocks) {
       const std::size_t a = table->find(*lora_a_of(block), layer, expert);
       if (a == TensorTable::kNone) continue;
       ops::LoraWeight& weight = blocks[index_of(block)];
-      weight.a = matrix(table->blocks()[a]);
+      weight.a = matrix({table->blocks()[a], 0, table->blocks()[a].shape[0]});
       for (const TensorSpec& of_a : table->tensors_of(table->blocks()[a])) {
         const std::size_t b = table->find(*lora_b_of(of_a.slot), layer, expert);
         PRL_CHECK(b != TensorTable::kNone, "{} has no B", of_a.name);
-        const BlockSpec& spec = table->blocks()[b];
-        weight.parts.push_back({.first_output = first_output(*of_model, block, layer, expert, of_a.slot),
-                                .num_outputs = spec.shape[0],
+        const TensorSpec& adapted = adapted_tensor(*of_model, block, layer, expert, of_a.slot);
+        weight.parts.push_back({.first_output = adapted.first_row,
+                                .num_outputs = adapted.shape[0],
                                 .first_rank = of_a.first_row,
                                 .rank = of_a.shape[0],
                                 .scale = of_a.lora_scale,
-                                .b = matrix(spec)});
+                                .b = matrix({table->blocks()[b], adapted.first_stored_row, adapted.shape[0]})});
       }
     }
   };

@@ -56,6 +56,8 @@ TensorTablePtr make_adapter_table(const ModelConfig& model,
 /// The matrices that take adapters.
 inline constexpr std::array kAdaptedBlocks = {Block::kQkv, Block::kO, Block::kGateUp, Block::kDown};
 
+struct Adapter;
+using AdapterPtr = std::shared_ptr<const Adapter>;
 /// A low-rank adapter of a model, ready to compute with. Immutable; trainer and engine share it as they share `Weights`.
 struct Adapter : std::enable_shared_from_this<Adapter> {
   AdapterConfig config;
@@ -68,21 +70,30 @@ struct Adapter : std::enable_shared_from_this<Adapter> {
     std::vector<Blocks> experts;  ///< of each expert; empty if none has any
   };
   std::vector<Layer> layers;
+  Shard shard = {};                ///< of B it has the rows that adapt the outputs of that part of the model; A is whole
+  std::vector<AdapterPtr> others;  ///< the parts of the other devices, from rank 1 on; empty in these, and where one device has all
 
+  /// What the device of that rank computes with.
+  const Adapter* part(int rank) const { return rank == 0 ? this : others.at(static_cast<std::size_t>(rank) - 1).get(); }
   /// nullptr if the block has no adapter.
   const ops::LoraWeight* find(Block matrix, std::int64_t layer, std::int64_t expert = -1) const noexcept;
   std::size_t num_bytes() const noexcept;
   std::int64_t max_rank() const noexcept;
   bool adapts_experts() const noexcept;
 };
-using AdapterPtr = std::shared_ptr<const Adapter>;
 
-/// Bytes of an adapter of `rank` of every matrix that takes one: the most that one of that rank has.
-std::size_t most_adapter_bytes(const ModelConfig& model, std::int64_t rank, DType dtype);
+/// Bytes of an adapter of `rank` of every matrix that takes one, or of a device's part of it: the most that one of that rank has.
+std::size_t most_adapter_bytes(const ModelConfig& model, std::int64_t rank, DType dtype, Shard shard = {});
 
-/// Fills an adapter of `table`: `matrix` gives the packed matrix of an adapter's block.
+/// Rows [first, first + count) of a block.
+struct BlockRows {
+  const BlockSpec& block;
+  std::int64_t first = 0, count = 0;
+};
+/// Fills an adapter of `table`: `matrix` gives the packed matrix of rows of an adapter's block, which are all of them unless devices share
+/// the layers.
 AdapterPtr make_adapter(const AdapterConfig& config, const ModelConfig& model, TensorTablePtr table, DType dtype,
-                        const std::function<ops::LinearWeightPtr(const BlockSpec&)>& matrix);
+                        const std::function<ops::LinearWeightPtr(const BlockRows&)>& matrix, Shard shard = {});
 
 /// A starts uniform in +-1/sqrt(inputs), B at zero, so that the model starts as its base. A pure function of (table, seed); other tensors
 /// are left alone.

@@ -9,6 +9,7 @@ namespace {
 struct HashList {
   std::vector<std::string> names;
   std::vector<ops::HashedRows> items;
+  std::vector<bool> is_part;  ///< of adapters: whether the device has a part of the tensor's rows
 };
 
 /// Of blocks [begin, end) of the table.
@@ -45,8 +46,12 @@ HashList blocks_of(const Adapter& adapter) {
         const ops::LoraPart& part = weight->parts[p];
         list.names.push_back(as[p].name);
         list.items.push_back({weight->a.get(), {}, part.first_rank, part.rank, weight->a->num_inputs()});
+        list.is_part.push_back(false);
         list.names.push_back(module_of(module_of(as[p].name)) + ".lora_B.weight");
-        list.items.push_back({part.b.get(), {}, 0, part.num_outputs, part.rank});
+        const BlockSpec& of_b = adapter.table->blocks()[adapter.table->find(*lora_b_of(as[p].slot), layer, expert)];
+        const bool is_part = part.num_outputs != of_b.shape[0];
+        list.items.push_back({part.b.get(), {}, 0, part.num_outputs, part.rank, is_part ? adapter.shard.rank * part.num_outputs : 0});
+        list.is_part.push_back(is_part);
       }
     }
   }
@@ -62,9 +67,25 @@ void add_hashes(ops::OpContext& ctx, WeightsChecksum& out, const HashList& list,
 /// What the other devices hold of tensors that `out` has a part of.
 void add_parts(WeightsChecksum& out, const Weights& weights) {
   for (const WeightsPtr& other : weights.others) {
-    const WeightsChecksum part = checksum(*other);
+    Weights base = *other;
+    base.adapter = nullptr;
+    const WeightsChecksum part = checksum(base);
     for (std::size_t i = 0; i < part.tensors.size(); ++i)
       if (weights.table->tensors()[i].is_shared) out.tensors[i].second += part.tensors[i].second;
+  }
+}
+
+void add_adapter(ops::OpContext& ctx, WeightsChecksum& out, const Weights& weights) {
+  const Adapter& adapter = *weights.adapter;
+  const std::size_t first = out.tensors.size();
+  const HashList own = blocks_of(adapter);
+  add_hashes(ctx, out, own, adapter.dtype);
+  for (std::size_t i = 0; i < adapter.others.size(); ++i) {
+    ops::OpSession session(weights.others.at(i)->embedding_VH().runtime(), 0);
+    WeightsChecksum part;
+    add_hashes(session.context(), part, blocks_of(*adapter.others[i]), adapter.dtype);
+    for (std::size_t t = 0; t < part.tensors.size(); ++t)
+      if (own.is_part[t]) out.tensors[first + t].second += part.tensors[t].second;
   }
 }
 
@@ -86,7 +107,7 @@ WeightsChecksum checksum(ops::OpContext& ctx, const Weights& weights) {
     }
   }
   if (weights.base_checksum == nullptr) add_parts(out, weights);
-  if (weights.adapter != nullptr) add_hashes(ctx, out, blocks_of(*weights.adapter), weights.adapter->dtype);
+  if (weights.adapter != nullptr) add_adapter(ctx, out, weights);
   std::string all;
   for (const auto& [name, hash] : out.tensors) all.append(name).append(1, '\0').append(reinterpret_cast<const char*>(&hash), sizeof hash);
   out.combined = hash_bytes(std::string_view(all));

@@ -328,15 +328,30 @@ StoredAdapterPtr read_peft_adapter(const ModelConfig& config, const PeftSource& 
   return stored;
 }
 
-AdapterPtr pack_adapter(ops::OpContext& ctx, const ModelConfig& config, const StoredAdapter& stored, bool with_backward) {
-  const auto pack = [&](const BlockSpec& block) {
-    const auto index = static_cast<std::size_t>(&block - stored.table->blocks().data());
-    const std::vector<float>& from = stored.blocks[index];
-    const Tensor values = Tensor::empty(ctx.runtime, block.shape, DType::kF32);
-    ctx.runtime->copy_from_host(values.data(), from.data(), from.size() * sizeof(float));
+AdapterPtr pack_adapter(ops::OpContext& ctx, const ModelConfig& config, const StoredAdapter& stored, bool with_backward, Shard shard) {
+  const auto pack = [&](const BlockRows& rows) {
+    const auto index = static_cast<std::size_t>(&rows.block - stored.table->blocks().data());
+    const std::int64_t num_cols = rows.block.shape[1];
+    const Tensor values = Tensor::empty(ctx.runtime, {rows.count, num_cols}, DType::kF32);
+    ctx.runtime->copy_from_host(values.data(), stored.blocks[index].data() + rows.first * num_cols, values.num_bytes());
     return ops::pack_linear(ctx, values, {}, stored.compute, with_backward, ops::WeightUse::kAdapter);
   };
-  return make_adapter(stored.config, config, stored.table, stored.compute, pack);
+  return make_adapter(stored.config, config, stored.table, stored.compute, pack, shard);
+}
+
+AdapterPtr join_parts(std::span<const AdapterPtr> parts) {
+  auto first = std::make_shared<Adapter>(*parts.front());
+  first->others.assign(parts.begin() + 1, parts.end());
+  return first;
+}
+
+AdapterPtr pack_adapter(std::span<ops::OpContext* const> devices, const ModelConfig& config, const StoredAdapter& stored) {
+  if (devices.size() == 1) return pack_adapter(*devices.front(), config, stored);
+  const int num = static_cast<int>(devices.size());
+  std::vector<AdapterPtr> parts;
+  for (int rank = 0; rank < num; ++rank)
+    parts.push_back(pack_adapter(*devices[static_cast<std::size_t>(rank)], config, stored, false, {rank, num}));
+  return join_parts(parts);
 }
 
 AdapterPtr load_peft_adapter(ops::OpContext& ctx, const ModelConfig& config, const PeftSource& source, DType dtype,

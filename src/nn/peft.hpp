@@ -76,8 +76,12 @@ using StoredAdapterPtr = std::shared_ptr<const StoredAdapter>;
 ///         modules_to_save.
 StoredAdapterPtr read_peft_adapter(const ModelConfig& config, const PeftSource& source, DType compute, ThreadPool& pool,
                                    const PeftLimits& limits = {});
-/// Packs it for the device of `ctx`. `with_backward` for a trainer.
-AdapterPtr pack_adapter(ops::OpContext& ctx, const ModelConfig& config, const StoredAdapter& stored, bool with_backward = false);
+/// Packs it, or the part of `shard`, for the device of `ctx`. `with_backward` for a trainer.
+AdapterPtr pack_adapter(ops::OpContext& ctx, const ModelConfig& config, const StoredAdapter& stored, bool with_backward = false,
+                        Shard shard = {});
+/// The parts of devices that share the layers, one context for each: that of the first, which holds the others.
+AdapterPtr pack_adapter(std::span<ops::OpContext* const> devices, const ModelConfig& config, const StoredAdapter& stored);
+AdapterPtr join_parts(std::span<const AdapterPtr> parts);
 /// Both.
 AdapterPtr load_peft_adapter(ops::OpContext& ctx, const ModelConfig& config, const PeftSource& source, DType dtype,
                              const PeftLimits& limits = {}, bool with_backward = false);

@@ -443,14 +443,14 @@ WeightsPtr adapt_weights(ops::OpContext& ctx, const Parameters& parameters, cons
     return adapted(ctx, trained, base, version, Packer(ctx, parameters, base->compute, true), [&](Weights& to) {
       const Packer of_adapter(ctx, parameters, adapter_dtype, true);
       to.adapter = make_adapter(config, base->config, parameters.table(), adapter_dtype,
-                                [&](const BlockSpec& block) { return of_adapter.matrix(block, {}); });
+                                [&](const BlockRows& rows) { return of_adapter.matrix(rows.block, {}); });
     });
   PRL_CHECK(rounded.dtype() == adapter_dtype && rounded.dtype() == base->compute, "rounded values of {} for an adapter in {}",
             to_string(rounded.dtype()), to_string(adapter_dtype));
   const Slicer slicer(ctx, trained, rounded, true);
   return adapted(ctx, trained, base, version, slicer, [&](Weights& to) {
     to.adapter = make_adapter(config, base->config, parameters.table(), adapter_dtype,
-                              [&](const BlockSpec& block) { return slicer.matrix(block, {}); });
+                              [&](const BlockRows& rows) { return slicer.matrix(rows.block, {}); });
   });
 }
 

@@ -68,6 +68,14 @@ def test_devices_that_share_layers_give_equal_rollouts():
             check(len(seen) >= STEPS and all(line["is_proven"] for line in seen), f"{name}: the engine did not prove its weights: {seen[:3]}")
             rows = harness.metrics(folder / name)
             check(all(rows[step]["mismatch_kl/all/max"] == 0 for step in range(1, STEPS + 1)), f"{name}: sampler and trainer disagree")
+        lora = ["--trainer.model.lora.rank", 4, "--trainer.optim.lr", "2e-3"]
+        named = ["--orchestrator.student.model.lora.name", "alpha", "--weight-broadcast.type", "nccl", "--weight-broadcast.port", harness.free_port()]
+        prl(*arguments(folder, folder / "adapter", 1, *lora))
+        check(weights(folder / "one") != weights(folder / "adapter"), "an adapter was not trained")
+        for name, flags in {"adapter-files": [], "adapter-named": named}.items():
+            prl(*arguments(folder, folder / name, 1, *lora, "--inference.parallel.tp", 2, *flags))
+            check(weights(folder / "adapter") == weights(folder / name), f"{name}: an engine of two devices gave other weights than one of one")
+            check(all(line["is_proven"] for line in proofs(folder / name)), f"{name}: the engine did not prove its weights")
         text = (folder / "files/logs/latest/inference.log").read_text()
         check("on 2 devices that share the layers" in text, f"the engine had one device: {text[-2000:]}")
         refusals = {"3": "num_attention_heads = 4", "2": "moe_intermediate_size = 40"}
