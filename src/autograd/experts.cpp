@@ -61,9 +61,10 @@ Routing route(Frame& frame, const Var& x_TH, const ExpertsParameter& p) {
                   .mass_T = frame.keep({T}, DType::kF32)};
   ops::linear(frame.ctx, r.logits_TE, x_TH.value, *p.router.weight);
   if (p.by_score)
-    ops::route_by_score(frame.ctx, r.ids_TK, r.weights_TK, r.mass_T, r.logits_TE, p.score_bias_PE, *p.by_score);
+    ops::route_by_score(frame.ctx, r.ids_TK, r.weights_TK, r.mass_T, r.logits_TE, p.score_bias_PE, *p.by_score, p.given_TK);
   else
-    ops::route(frame.ctx, r.ids_TK, r.weights_TK, r.mass_T, r.logits_TE, p.renormalize);
+    ops::route(frame.ctx, r.ids_TK, r.weights_TK, r.mass_T, r.logits_TE, p.renormalize, p.given_TK);
+  if (p.log.log_SB.data != nullptr) ops::log_route(frame.ctx, p.log.log_SB, r.ids_TK, p.log.slot_T, p.log.first_entry);
   return r;
 }
 
@@ -272,14 +273,19 @@ Var shared_experts(Frame& frame, const Var& x_TH, const ExpertsParameter& p) {
   const DType dtype = x_TH.value.dtype;
   const std::int64_t T = x_TH.value.shape.num_rows(), M = T * p.num_active;
   const std::int64_t width = p.gate_up.front().weight->num_outputs(), num_outputs = p.down.front().weight->num_outputs();
-  const std::shared_ptr<const Placement> placement = place(frame, route(frame, x_TH, p), p);
+  const Routing routing = route(frame, x_TH, p);
+  const TensorView sum = frame.take({T, num_outputs}, dtype);
+  if (!has_adapters(p.gate_up) && !has_adapters(p.down) &&
+      ops::mix_experts(ctx, sum, x_TH.value, routing.ids_TK, routing.weights_TK, {matrices(p.gate_up), matrices(p.down)}, p.shared))
+    return {p.shared.group->gather(ctx, p.shared.rank, sum)};
+  const std::shared_ptr<const Placement> placement = place(frame, routing, p);
   const TensorView rows_MH = frame.take({M, x_TH.value.shape.num_cols()}, dtype), gate_up = frame.take({M, width}, dtype);
   ops::embedding(ctx, rows_MH, x_TH.value, placement->token_M);
   run_products(ctx, gate_up, rows_MH, p.gate_up, *placement);
   const TensorView hidden = frame.take({M, width / 2}, dtype);
   ops::swiglu_rows(ctx, hidden, gate_up, placement->weight_M);
   const TensorView hidden_MF = p.shared.group->gather(ctx, p.shared.rank, hidden);
-  const TensorView down = frame.take({M, num_outputs}, dtype), sum = frame.take({T, num_outputs}, dtype);
+  const TensorView down = frame.take({M, num_outputs}, dtype);
   run_products(ctx, down, hidden_MF, p.down, *placement);
   ops::sum_rows(ctx, sum, down, placement->slot_TK, false);
   return {p.shared.group->gather(ctx, p.shared.rank, sum)};
@@ -288,7 +294,7 @@ Var shared_experts(Frame& frame, const Var& x_TH, const ExpertsParameter& p) {
 }  // namespace
 
 bool can_record_experts(ops::OpContext& ctx, std::int64_t num_tokens, const ExpertsParameter& p) {
-  if (has_adapters(p.gate_up) || has_adapters(p.down) || p.shared.group != nullptr) return false;
+  if (has_adapters(p.gate_up) || has_adapters(p.down)) return false;
   const std::vector<const ops::LinearWeight*> gate_up = matrices(p.gate_up), down = matrices(p.down);
   return ops::can_mix_experts(ctx, num_tokens, p.num_active, {gate_up, down});
 }

@@ -16,6 +16,13 @@ struct ExpertLoad {
   double mass = 0;  ///< sum over tokens of the probability that their experts have
 };
 
+/// Where the experts of tokens are written down: ops::log_route.
+struct RouteLog {
+  TensorView log_SB;  ///< no data: nowhere
+  ConstTensorView slot_T;
+  std::int64_t first_entry = 0;
+};
+
 /// A mixture of experts with its gradients.
 struct ExpertsParameter {
   LinearParameter router;                       ///< [E, H]
@@ -25,7 +32,9 @@ struct ExpertsParameter {
   std::optional<ops::ScoreRule> by_score = {};  ///< in place of a softmax over all, and of `renormalize`
   ConstTensorView score_bias_PE = {};           ///< of such a rule: see ops::route_by_score
   bool is_router_frozen = false;                ///< its gradient is 0
-  ExpertLoad* load = nullptr;                   ///< what a forward pass adds to; nullptr: nobody wants it
+  ConstTensorView given_TK = {};                ///< experts that tokens have whatever the router says: see ops::route
+  RouteLog log = {};
+  ExpertLoad* load = nullptr;  ///< what a forward pass adds to; nullptr: nobody wants it
   /// With other devices, which have other outputs of each matrix. Without a tape; the result lies in memory of the group.
   ops::SharedLayers shared = {};
 };

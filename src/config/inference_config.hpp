@@ -278,8 +278,8 @@ struct InferenceConfig {
             {.min = 0, .max = 1024, .status = passed_on("parallel.dp")});
     v.field("enable_expert_parallel", enable_expert_parallel, "Spread experts over devices",
             {.status = not_built("experts spread over devices")});
-    v.field("enable_return_routed_experts", enable_return_routed_experts, "Return expert choices with tokens",
-            {.status = not_built("returning the experts of tokens")});
+    v.field("enable_return_routed_experts", enable_return_routed_experts,
+            "Of mixtures of experts: /inference/v1/generate tells which experts the tokens had in each layer");
     v.field("use_deep_gemm", use_deep_gemm, "8-bit products with block scales", {.status = not_built("8-bit products")});
     v.field("use_pd_kv_transfer", use_pd_kv_transfer, "Send key-value blocks from prefill to decode engines",
             {.status = not_built("separate prefill and decode engines")});

@@ -466,6 +466,12 @@ void check_models(RlConfig& config, const Check& check) {
   if (config.trainer.max_concurrent_runs > 1)
     check.not_built("trainer.max_concurrent_runs",
                     "several runs in one launch; start `prl trainer`, `prl inference`, and `prl orchestrator` for each run");
+  if (config.trainer.enable_router_replay && config.inference) {
+    if (!check.is_set("inference.enable_return_routed_experts")) config.inference->enable_return_routed_experts = true;
+    if (!config.inference->enable_return_routed_experts)
+      check.problem("inference.enable_return_routed_experts",
+                    "must be on for trainer.enable_router_replay: it trains with what servers tell");
+  }
   if (config.trainer.model.lora && config.inference) {
     const ComputeDType trained = config.trainer.model.lora->dtype;
     if (!check.is_set("inference.lora_dtype")) config.inference->lora_dtype = trained;

@@ -583,6 +583,14 @@ TEST(ResolveTrainer, SeveralRunsAreRefusedWhatBelongsToOne) {
   EXPECT_TRUE(is_not_built(load_line<TrainerConfig>(line + "--model.lora --weight-broadcast.type nixl").not_built, "several runs over"));
 }
 
+TEST(ResolveRl, RouterReplayHasServersTellWhichExpertsTokensHad) {
+  EXPECT_FALSE(load_line<RlConfig>(kRlLine).config.inference->enable_return_routed_experts);
+  for (const char* shape : {"", "--deployment.type single_node "})
+    EXPECT_TRUE(load_line<RlConfig>(kRlLine + shape + "--trainer.enable-router-replay").config.inference->enable_return_routed_experts);
+  EXPECT_THAT(error_of<RlConfig>(kRlLine + "--trainer.enable-router-replay --no-inference.enable-return-routed-experts"),
+              HasSubstr("inference.enable_return_routed_experts"));
+}
+
 TEST(ResolveTrainer, OlderLossKnobsNameTheirLoss) {
   EXPECT_TRUE(std::holds_alternative<MaskedLossConfig>(load_line<TrainerConfig>("trainer --loss.token-mask-high 4").config.loss));
   EXPECT_TRUE(std::holds_alternative<GrpoLossConfig>(load_line<TrainerConfig>("trainer --loss.clip-ratio 4").config.loss));

@@ -109,8 +109,7 @@ struct TrainerConfig {
     v.field("env_vars", env_vars, "Environment variables of the process");
     v.field("matmul_precision", matmul_precision, "Precision of float32 products on GPUs",
             {.status = inert("float32 products are always exact")});
-    v.field("enable_router_replay", enable_router_replay, "Use the sampler's expert choices",
-            {.status = not_built("router replay", "the trainer routes as a sampler with the same weights does")});
+    v.field("enable_router_replay", enable_router_replay, "Of mixtures of experts: train each token with the experts it was sampled with");
     v.field("enable_token_export", enable_token_export, "Write what the trainer found of each token to token_exports");
     v.field("max_concurrent_runs", max_concurrent_runs,
             "Above 1: serve the runs of folders run_* below output_dir, so many at once, an adapter each", {.min = 1, .max = 1024});

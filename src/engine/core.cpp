@@ -61,6 +61,18 @@ void count_step(EngineStats& stats, const StepPlan& plan) {
   stats.num_step_tokens += plan.num_tokens;
 }
 
+/// Of a request that ends, before its blocks go: which experts its first `num_tokens` had, if it wants to know.
+void take_routes(ModelRunner& runner, CoreRequest& request, std::int64_t num_tokens, std::int64_t block_size) {
+  const auto& start = request.resolved.sampling.routed_experts_start;
+  if (!start || !request.routes.empty()) return;
+  const auto num_held = static_cast<std::int64_t>(request.sequence.blocks.size()) * block_size;
+  try {
+    request.routes = runner.routes_of(request.sequence.blocks, *start, std::min(num_tokens, num_held));
+  } catch (const std::exception& error) {  // the tokens are good all the same
+    log::error("request {} is told no experts: {}", request.id.value, error.what());
+  }
+}
+
 CoreRequest& request_of(const Sequence& sequence) { return *static_cast<CoreRequest*>(sequence.owner); }
 
 }  // namespace
@@ -248,7 +260,10 @@ bool EngineCore::accept(const PlanRow& row, StepOutput::Row& output) {
     news.reason = append_token(sequence, output.sample.token, version_of(sequence, version_), pool_.block_size());
     ++counters_.num_generation_tokens;
   }
-  if (news.reason != wire::FinishReason::kNone) scheduler_.remove(sequence);
+  if (news.reason != wire::FinishReason::kNone) {
+    if (news.reason != wire::FinishReason::kError) take_routes(*runner_, request, sequence.num_tokens() - 1, pool_.block_size());
+    scheduler_.remove(sequence);
+  }
   news_.push_back(news);
   return !request.resolved.sampling.stop.empty();
 }
@@ -289,6 +304,8 @@ void EngineCore::end(CoreRequest& request, wire::FinishReason reason, const std:
 }
 
 void EngineCore::send(CoreRequest& request, wire::FinishReason reason) {
+  if (reason == wire::FinishReason::kStop || reason == wire::FinishReason::kLength)
+    take_routes(*runner_, request, request.sequence.num_tokens_computed, pool_.block_size());
   if (reason != wire::FinishReason::kNone) request.end_event(reason);
   if (request.send_event() && reason == wire::FinishReason::kNone) return;
   scheduler_.remove(request.sequence);

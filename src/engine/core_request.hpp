@@ -15,6 +15,7 @@ struct CoreRequest {
   EventSink sink;
   StepEvent event;
   Sequence sequence;
+  wire::RoutedExperts routes;  ///< taken when it ends, while its blocks are there
   bool is_sink_broken = false;
 
   /// Clears the event and fills in what every event says. `version`: the weights in use.
@@ -31,6 +32,7 @@ struct CoreRequest {
     delta.prompt_logprobs.clear();
     delta.prompt_top_logprobs.clear();
     delta.prompt_ranks.clear();
+    delta.routed_experts = {};
     delta.num_prompt_tokens = sequence.num_prompt_tokens;
     delta.num_cached_tokens = std::max<std::int64_t>(0, sequence.num_cached_tokens);
     delta.version_start = sequence.num_output_tokens() > 0 ? sequence.version_first : version;
@@ -44,6 +46,7 @@ struct CoreRequest {
     delta.prompt_logprobs = std::move(sequence.prompt_logprobs);
     delta.prompt_top_logprobs = std::move(sequence.prompt_top_logprobs);
     delta.prompt_ranks = std::move(sequence.prompt_ranks);
+    delta.routed_experts = std::move(routes);
   }
   /// False if the receiver failed, now or before: no more events are sent.
   bool send_event() {

@@ -37,6 +37,7 @@ struct EngineOptions {
   bool enable_chunked_prefill = true;
   bool record_steps = true;                   ///< steps of one token per sequence as CUDA graphs
   std::shared_ptr<AdapterSet> adapters = {};  ///< that requests may name; nullptr: none
+  bool logs_routes = false;                   ///< requests may ask which experts their tokens had; no effect on dense models
   std::uint64_t seed = 0;                     ///< for requests without one
   int num_threads = 0;
   std::shared_ptr<StepTimes> times = {};  ///< if there, steps are timed while it is on

@@ -27,6 +27,10 @@ class ModelRunner {
   /// Computed afresh from the weights in use at each call.
   virtual WeightProof prove() = 0;
 
+  /// Which experts the tokens in slots [begin, end) of these blocks had (EngineOptions::logs_routes); start is `begin`. Waits for what is
+  /// in flight.
+  virtual wire::RoutedExperts routes_of(std::span<const BlockLease> blocks, std::int64_t begin, std::int64_t end);
+
   // Runners without adapters leave these as they are.
   /// An adapter ready to compute with on the runner's device. Error{kOutOfMemory}.
   virtual nn::AdapterPtr make_adapter(const nn::StoredAdapter& stored);

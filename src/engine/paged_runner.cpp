@@ -19,8 +19,8 @@ bool is_finite(const ops::SampleResult& result) {
   return std::all_of(result.top_logprobs.begin(), result.top_logprobs.end(), [](const auto& entry) { return std::isfinite(entry.second); });
 }
 
-nn::KvCache make_cache(const std::shared_ptr<DeviceRuntime>& runtime, const nn::Weights& weights, std::int64_t num_blocks,
-                       std::int64_t block_size) {
+nn::KvCache make_cache(const std::shared_ptr<DeviceRuntime>& runtime, const nn::Weights& weights, const EngineOptions& options) {
+  const std::int64_t num_blocks = options.num_blocks, block_size = options.block_size;
   const nn::ModelConfig config = nn::config_of_shard(weights.config, weights.shard.size);
   const std::size_t num_bytes = static_cast<std::size_t>(num_blocks) * nn::KvCache::bytes_per_block(config, weights.compute, block_size);
   const std::size_t num_available = runtime->bytes_available();
@@ -28,7 +28,7 @@ nn::KvCache make_cache(const std::shared_ptr<DeviceRuntime>& runtime, const nn::
     fail(ErrorCode::kOutOfMemory, "the KV cache of {} blocks needs {:.1f} MiB, {} has {:.1f} MiB left; make the cache smaller", num_blocks,
          static_cast<double>(num_bytes) / kMiB, to_string(runtime->device()), static_cast<double>(num_available) / kMiB);
   }
-  return {runtime, config, weights.compute, num_blocks, block_size};
+  return {runtime, config, weights.compute, num_blocks, block_size, options.logs_routes};
 }
 
 std::string non_finite_error(const Sequence& sequence, std::int64_t position) {
@@ -56,7 +56,7 @@ PagedRunner::PagedRunner(std::shared_ptr<DeviceRuntime> runtime, const EngineOpt
       rank_(share.layers.rank),
       weights_(std::move(weights)),
       session_(runtime, options.num_threads),
-      cache_(make_cache(runtime, *weights_, options.num_blocks, options.block_size)),
+      cache_(make_cache(runtime, *weights_, options)),
       model_(session_.context(), options.record_steps, share.layers),
       sampler_(session_.context(), share.sequences),
       drawn_B_(Tensor::empty(runtime, {options.max_num_seqs}, DType::kI32)),
@@ -295,6 +295,29 @@ void PagedRunner::set_weights(nn::WeightsPtr weights) {
 
 nn::AdapterPtr ModelRunner::make_adapter(const nn::StoredAdapter&) { fail(ErrorCode::kInvalidArgument, "this engine has no adapters"); }
 WeightProof ModelRunner::prove_with(const nn::AdapterPtr&) { fail(ErrorCode::kInvalidArgument, "this engine has no adapters"); }
+
+wire::RoutedExperts ModelRunner::routes_of(std::span<const BlockLease>, std::int64_t, std::int64_t) {
+  fail(ErrorCode::kInvalidArgument, "this engine keeps no experts of tokens");
+}
+
+wire::RoutedExperts PagedRunner::routes_of(std::span<const BlockLease> blocks, std::int64_t begin, std::int64_t end) {
+  const nn::ModelConfig& config = weights_->config;
+  wire::RoutedExperts out{.start = begin, .num_layers = config.num_layers, .top_k = config.num_active_experts, .ids = {}};
+  const Tensor& log = cache_.route_log();
+  if (!log.defined() || begin >= end) return out;
+  const std::int64_t row_bytes = log.shape()[1];
+  const Tensor rows = Tensor::empty(runtime_, {end - begin, row_bytes}, DType::kU8);
+  for (std::int64_t position = begin; position < end;) {
+    const std::int64_t within = position % block_size_, count = std::min(block_size_ - within, end - position);
+    const std::int64_t slot = blocks[static_cast<std::size_t>(position / block_size_)].id().value * block_size_ + within;
+    runtime_->copy_within(rows.as<std::byte>() + (position - begin) * row_bytes, log.as<std::byte>() + slot * row_bytes,
+                          static_cast<std::size_t>(count * row_bytes));
+    position += count;
+  }
+  out.ids.resize(static_cast<std::size_t>((end - begin) * out.row_size()));
+  runtime_->copy_to_host(out.ids.data(), rows.data(), rows.num_bytes());
+  return out;
+}
 
 nn::AdapterPtr PagedRunner::make_adapter(const nn::StoredAdapter& stored) {
   return nn::pack_adapter(session_.context(), weights_->config, stored, false, weights_->shard);

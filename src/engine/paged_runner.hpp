@@ -35,6 +35,7 @@ class PagedRunner final : public ModelRunner {
   void set_weights(nn::WeightsPtr weights) override;
   nn::WeightsPtr weights() const override { return weights_; }
   WeightProof prove() override { return prove_with(weights_->adapter); }
+  wire::RoutedExperts routes_of(std::span<const BlockLease> blocks, std::int64_t begin, std::int64_t end) override;
   nn::AdapterPtr make_adapter(const nn::StoredAdapter& stored) override;
   WeightProof prove_with(const nn::AdapterPtr& adapter) override;
   /// WeightProof::probe_logprobs of the weights in use with that adapter.

@@ -91,6 +91,14 @@ ResolvedRequest resolve_request(wire::GenerateRequest request, const EngineOptio
   }
   for (const std::int32_t id : request.prompt_ids) check_token_id("the prompt", id, config.vocab_size);
   check_sampling(request.sampling, config);
+  if (const auto& start = request.sampling.routed_experts_start; start) {
+    if (!options.logs_routes || config.num_experts == 0)
+      fail(ErrorCode::kInvalidArgument, "routed_experts: {}",
+           config.num_experts == 0 ? "the model has no experts" : "this engine was not started with enable_return_routed_experts");
+    if (*start < 0 || *start > num_prompt_tokens)
+      fail(ErrorCode::kInvalidArgument, "routed_experts_prompt_start must be between 0 and the {} tokens of the prompt, got {}",
+           num_prompt_tokens, *start);
+  }
 
   ResolvedRequest resolved;
   resolved.prompt_ids = std::move(request.prompt_ids);

@@ -34,7 +34,10 @@ ShardedRunner::ShardedRunner(const std::shared_ptr<DeviceRuntime>& first, const 
   group_ = ops::make_shard_group(devices, gathered_bytes(options, weights->config, weights->compute));
   for (std::size_t rank = 0; rank < devices.size(); ++rank) {
     EngineOptions own = options;
-    if (rank > 0) own.times = nullptr;
+    if (rank > 0) {
+      own.times = nullptr;
+      own.logs_routes = false;  // all ranks route alike
+    }
     const int num_threads = options.num_threads > 0 ? options.num_threads : static_cast<int>(std::thread::hardware_concurrency());
     own.num_threads = std::max(1, num_threads / static_cast<int>(devices.size()));
     runners_.push_back(std::make_unique<PagedRunner>(devices[rank], own, part_of(weights, rank),

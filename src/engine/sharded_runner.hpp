@@ -30,6 +30,9 @@ class ShardedRunner final : public ModelRunner {
   void set_weights(nn::WeightsPtr weights) override;
   nn::WeightsPtr weights() const override { return runners_.front()->weights(); }
   WeightProof prove() override { return prove_with(weights()->adapter); }
+  wire::RoutedExperts routes_of(std::span<const BlockLease> blocks, std::int64_t begin, std::int64_t end) override {
+    return runners_.front()->routes_of(blocks, begin, end);
+  }
   nn::AdapterPtr make_adapter(const nn::StoredAdapter& stored) override;
   WeightProof prove_with(const nn::AdapterPtr& adapter) override;
 

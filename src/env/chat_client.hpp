@@ -39,6 +39,8 @@ struct TurnTokens {
   /// Of each prompt token behind the earlier turns that the prompt continues, kNone before; marks and headers are kNone where the renderer
   /// tells them from text. Empty unless ConversationOptions::wants_roles.
   std::vector<PromptRole> prompt_roles = {};
+  /// Which experts prompt and completion had, as far as the server says; empty where it does not.
+  wire::RoutedExperts routed_experts = {};
 };
 
 /// One assistant message.

@@ -113,6 +113,30 @@ TEST(HttpGenerateClient, SpeaksTheGenerateRoute) {
   EXPECT_EQ(sampling.at("skip_special_tokens").as_bool(), true);
 }
 
+TEST(HttpGenerateClient, ReadsWhichExpertsTokensHad) {
+  Fixture f;
+  const auto reply = [](const char* experts) {
+    return net::HttpResponse::json(fmt::format(
+        R"({{"choices":[{{"token_ids":[5],"logprobs":{{"content":[{{"logprob":-0.1}}]}},"finish_reason":"stop","routed_experts":{}}}]}})",
+        experts));
+  };
+  f.server.replies = {reply(R"({"data":"AQIDBAUG","shape":[1,3,2],"start":7,"dtype":"uint8"})"), reply("null"),
+                      reply(R"({"data":"AQIDBAUG","shape":[2,3,2],"start":0,"dtype":"uint8"})"),
+                      reply(R"({"data":"AQ*DBAUG","shape":[1,3,2],"start":0,"dtype":"uint8"})")};
+  const auto client = make_http_generate_client(f.client, {.base_url = f.server.url(), .model = "tiny"});
+  wire::GenerateRequest request;
+  request.prompt_ids = {1};
+  const auto generate = [&] { return f.io.run_blocking(client->generate(request, net::Clock::now() + 5s), 10s); };
+  request.sampling.routed_experts_start = 7;
+  const wire::RoutedExperts wanted{.start = 7, .num_layers = 3, .top_k = 2, .ids = {1, 2, 3, 4, 5, 6}};
+  EXPECT_EQ(generate().routed_experts, wanted);
+  EXPECT_EQ(text::parse_json(f.server.requests.at(0).body).at("sampling_params").at("routed_experts_prompt_start").to_number<int>(), 7);
+  request.sampling.routed_experts_start.reset();
+  EXPECT_TRUE(generate().routed_experts.empty());
+  EXPECT_FALSE(text::parse_json(f.server.requests.at(1).body).at("sampling_params").as_object().contains("routed_experts_prompt_start"));
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(code_of([&] { generate(); }), ErrorCode::kCorrupt) << i;
+}
+
 TEST(HttpGenerateClient, FurtherFieldsGoOutAsTheyAreBelowOurOwn) {
   Fixture f;
   const net::HttpResponse reply =

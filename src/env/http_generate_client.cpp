@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/base64.hpp"
 #include "base/error.hpp"
 #include "env/detail/service_health.hpp"
 #include "net/service.hpp"
@@ -42,6 +43,7 @@ json::object sampling_json(const wire::SamplingParams& sampling) {
   object["skip_special_tokens"] = sampling.skip_special_tokens;
   object["logprobs"] = sampling.logprobs.value_or(1);
   if (sampling.prompt_logprobs) object["prompt_logprobs"] = *sampling.prompt_logprobs;
+  if (sampling.routed_experts_start) object["routed_experts_prompt_start"] = *sampling.routed_experts_start;
   if (!sampling.logit_bias.empty()) {
     json::object bias;
     for (const auto& [id, value] : sampling.logit_bias) bias[std::to_string(id)] = value;
@@ -78,6 +80,15 @@ void read_prompt_logprobs(const json::value& list, wire::GenerateOutput& output)
   }
 }
 
+wire::RoutedExperts read_experts(const json::object& object) {
+  const json::array& shape = object.at("shape").as_array();
+  const auto size = [&](std::size_t i) { return shape.at(i).to_number<std::int64_t>(); };
+  wire::RoutedExperts experts = wire::decode_experts("routed_experts", from_base64(object.at("data").as_string()),
+                                                     object.at("dtype").as_string(), size(0), size(1), size(2));
+  if (const json::value* start = object.if_contains("start")) experts.start = start->to_number<std::int64_t>();
+  return experts;
+}
+
 wire::GenerateOutput parse_output(const json::object& body) {
   wire::GenerateOutput output;
   if (const json::value* id = body.if_contains("request_id"); id != nullptr && id->is_string())
@@ -93,6 +104,8 @@ wire::GenerateOutput parse_output(const json::object& body) {
     output.version_start = PolicyVersion{output.versions.front()};
     output.version_end = PolicyVersion{output.versions.back()};
   }
+  if (const json::value* experts = choice.if_contains("routed_experts"); experts != nullptr && experts->is_object())
+    output.routed_experts = read_experts(experts->get_object());
   const json::value& reason = choice.at("finish_reason");
   output.finish_reason = reason.is_string() ? finish_reason_of(std::string(reason.get_string())) : wire::FinishReason::kStop;
   if (const json::value* list = body.if_contains("prompt_logprobs"); list != nullptr && list->is_array())

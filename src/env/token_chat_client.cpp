@@ -71,6 +71,9 @@ class TokenChatClient final : public ChatClient {
     generate.sampling.n = 1;
     generate.sampling.logprobs = 1;
     generate.sampling.skip_special_tokens = false;
+    // The last token of the turn before was in no layer then.
+    if (turn.is_bridged && tells_experts_)
+      generate.sampling.routed_experts_start = static_cast<std::int64_t>(prompt_ids_.size() + completion_ids_.size()) - 1;
     for (const std::int32_t id : renderer_->stop_token_ids())
       if (std::find(generate.sampling.stop_token_ids.begin(), generate.sampling.stop_token_ids.end(), id) ==
           generate.sampling.stop_token_ids.end())
@@ -120,6 +123,7 @@ class TokenChatClient final : public ChatClient {
     turn.tokens.completion_ids = std::move(output.token_ids);
     turn.tokens.logprobs = std::move(output.logprobs);
     turn.tokens.versions = std::move(output.versions);
+    turn.tokens.routed_experts = std::move(output.routed_experts);
   }
 
   void remember(const ChatRequest& request, const ChatTurn& turn) {
@@ -128,6 +132,7 @@ class TokenChatClient final : public ChatClient {
     tools_ = request.tools;
     prompt_ids_ = turn.tokens.prompt_ids;
     completion_ids_ = turn.tokens.completion_ids;
+    tells_experts_ = !turn.tokens.routed_experts.empty();
   }
 
   std::shared_ptr<const text::Renderer> renderer_;
@@ -138,6 +143,7 @@ class TokenChatClient final : public ChatClient {
   json::array tools_;
   std::vector<std::int32_t> prompt_ids_;
   std::vector<std::int32_t> completion_ids_;
+  bool tells_experts_ = false;  ///< the server's last answer did
 };
 
 }  // namespace

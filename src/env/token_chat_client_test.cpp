@@ -126,6 +126,20 @@ TEST(TokenChatClient, TheNextTurnBeginsWithTheLastOnesIds) {
   EXPECT_EQ(f.generate->requests[1].sampling.logprobs, 1);
 }
 
+TEST(TokenChatClient, ABridgedTurnAsksForTheExpertsThatAreNotKnown) {
+  Fixture f(true);
+  f.generate->outputs = {output_of({'h', 256}), output_of({'y', 256}), output_of({'z', 256})};
+  f.generate->outputs[0].routed_experts = {.start = 0, .num_layers = 1, .top_k = 2, .ids = {1, 2, 3, 4, 5, 6, 7, 8}};
+  const ChatTurn first = ask(*f.client, {message("user", "ab")});
+  EXPECT_EQ(first.tokens.routed_experts.num_tokens(), 4);
+  const ChatTurn second = ask(*f.client, {message("user", "ab"), first.message, message("user", "c")});
+  ask(*f.client, {message("user", "ab"), first.message, message("user", "c"), second.message, message("user", "d")});
+  ASSERT_EQ(f.generate->requests.size(), 3u);
+  EXPECT_FALSE(f.generate->requests[0].sampling.routed_experts_start.has_value());
+  EXPECT_EQ(f.generate->requests[1].sampling.routed_experts_start, 4) << "all but the last of 'ab', its end and the reply";
+  EXPECT_FALSE(f.generate->requests[2].sampling.routed_experts_start.has_value()) << "the answer before told nothing";
+}
+
 TEST(TokenChatClient, TellsWhoWroteTheTokensOfAPrompt) {
   using enum PromptRole;
   for (const bool can_bridge : {true, false}) {

@@ -25,6 +25,7 @@ struct Collector {
     output.finish_reason = delta.finish_reason;
     output.prompt_logprobs = delta.prompt_logprobs;
     output.prompt_top_logprobs = delta.prompt_top_logprobs;
+    output.routed_experts = delta.routed_experts;
     output.num_prompt_tokens = delta.num_prompt_tokens;
     output.num_cached_tokens = delta.num_cached_tokens;
     output.request_id = delta.request_id;
@@ -75,6 +76,7 @@ class EngineClient final : public env::GenerateClient {
 
   env::asio::awaitable<wire::GenerateOutput> generate(wire::GenerateRequest request, net::TimePoint deadline) override {
     auto collector = std::make_shared<Collector>(*engine_, tokenizer_, request.sampling);
+    if (engine_->options().logs_routes && !request.sampling.routed_experts_start) request.sampling.routed_experts_start = 0;
     engine::EventSink sink = [collector](const engine::StepEvent& event) { collector->on_event(event); };
     const RequestId id = engine_->submit(std::move(request), std::move(sink));
     try {

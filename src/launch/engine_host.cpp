@@ -56,6 +56,7 @@ engine::EngineOptions engine_options(const config::InferenceConfig& config, cons
   options.enable_chunked_prefill = config.enable_chunked_prefill;
   options.record_steps = !config.model.enforce_eager;
   if (config.enable_lora) options.adapters = std::make_shared<engine::AdapterSet>(config.max_loras);
+  options.logs_routes = config.enable_return_routed_experts;
   options.seed = static_cast<std::uint64_t>(config.seed);
   options.num_threads = config.compute.num_threads;
   if (config.kv.num_blocks) {
@@ -92,6 +93,8 @@ EngineHost::EngineHost(const config::InferenceConfig& config, std::shared_ptr<De
       port_(config.server.port) {
   model_ = nn::load_model_config(folder_);
   nn::check_shards(model_, config.parallel.tp);
+  if (config.enable_return_routed_experts && model_.num_experts == 0)
+    fail(ErrorCode::kInvalidArgument, "enable_return_routed_experts: the model {} has no experts", name_);
   config::InferenceConfig planned = config;
   if (is_planned(*runtime_)) {
     plan_ = plan_engine(engine_share(*runtime_, config), config, model_, dtype_, num_versions);

@@ -34,6 +34,7 @@ server::ApiOptions api_options(const config::InferenceConfig& config) {
   options.allowed_hosts = config.server.allowed_hosts;
   options.run_id = run_identity();
   options.is_strict = config.server.strict;
+  options.returns_routed_experts = config.enable_return_routed_experts;
   options.enable_tools = config.model.enable_auto_tool_choice;
   options.enable_reasoning = config.model.reasoning_parser.has_value();
   options.max_connections = static_cast<std::size_t>(config.server.max_connections);

@@ -251,6 +251,7 @@ engine::EngineBytes engine_bytes(const config::InferenceConfig& inference, const
                                                    model, compute);
   bytes.passes += 2 * kRoleBytes;
   bytes.block = nn::KvCache::bytes_per_block(nn::config_of_shard(model, inference.parallel.tp), compute, block);
+  if (inference.enable_return_routed_experts) bytes.block += nn::KvCache::route_bytes_per_block(model, block);
   return bytes;
 }
 

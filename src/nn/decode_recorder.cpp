@@ -56,7 +56,6 @@ bool DecodeRecorder::takes(const Weights& weights, const PagedBatch& batch, std:
       batch.query_start.back() != static_cast<std::int32_t>(sequences))
     return false;
   if (weights.config.num_experts == 0) return true;
-  if (shared_.group != nullptr) return false;
   return std::ranges::none_of(adapters, [](const AdapterRows& of) { return of.adapter->adapts_experts(); }) &&
          takes_experts(weights, rows_for(sequences));
 }
@@ -139,6 +138,7 @@ TensorView DecodeRecorder::forward(const Weights& weights, KvCache& cache, const
   BoundModel model{weights};
   // Gathers take turns between two buffers, which recorded ones keep: it is an even number of them in each layer.
   model.shared = shared_;
+  if (cache.route_log().defined()) model.route_log = {cache.route_log().view(), step.slots};
   if (bank != nullptr) {
     model.bank = bank;
     model.tiles = {step.tiles, single};

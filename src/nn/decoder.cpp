@@ -93,6 +93,13 @@ std::vector<float> download(ops::OpContext& ctx, ConstTensorView view) {
   return out;
 }
 
+void check_experts(const ModelConfig& config, const PackedBatch& batch) {
+  const auto num = static_cast<std::int64_t>(batch.experts_LTK.size()), T = static_cast<std::int64_t>(batch.ids_T.size());
+  if (num != 0 && (config.num_experts == 0 || num != config.num_layers * T * config.num_active_experts))
+    fail(ErrorCode::kShape, "[decoder] {} experts for {} tokens, wanted {} of each in {} layers", num, T, config.num_active_experts,
+         config.num_layers);
+}
+
 void check_targets(const Weights& weights, std::size_t num_tokens, std::span<const std::int32_t> targets,
                    std::span<const float> temperatures) {
   if (targets.size() != num_tokens || temperatures.size() != num_tokens)
@@ -107,8 +114,10 @@ void check_targets(const Weights& weights, std::size_t num_tokens, std::span<con
 }  // namespace
 
 KvCache::KvCache(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config, DType compute, std::int64_t num_blocks,
-                 std::int64_t block_size)
+                 std::int64_t block_size, bool logs_routes)
     : num_blocks_(num_blocks), block_size_(block_size) {
+  if (logs_routes && config.num_experts > 0)
+    route_log_ = Tensor::zeros(runtime, {num_blocks * block_size, 2 * config.num_layers * config.num_active_experts}, DType::kU8);
   const Shape shape{num_blocks, config.num_kv_heads, block_size, config.head_dim};
   for (std::int64_t i = 0; i < config.num_layers; ++i) {
     // Left as it is: no query reads a slot that was not written, and untouched pages cost nothing.
@@ -123,6 +132,10 @@ ops::KvLayer KvCache::layer(std::int64_t i) const {
 
 std::size_t KvCache::bytes_per_block(const ModelConfig& config, DType compute, std::int64_t block_size) noexcept {
   return static_cast<std::size_t>(2 * config.num_layers * config.num_kv_heads * config.head_dim * block_size) * size_of(compute);
+}
+
+std::size_t KvCache::route_bytes_per_block(const ModelConfig& config, std::int64_t block_size) noexcept {
+  return static_cast<std::size_t>(2 * config.num_layers * config.num_active_experts * block_size);
 }
 
 struct InferenceModel::Impl {
@@ -176,6 +189,7 @@ TensorView InferenceModel::forward_paged(const Weights& weights, KvCache& cache,
   const ops::TokenIds ids(upload(m.ctx, m.arena, batch.ids_T, DType::kI32), batch.drawn_B);
   BoundModel model{weights};
   model.shared = m.shared;
+  if (cache.route_log().defined()) model.route_log = {cache.route_log().view(), upload(m.ctx, m.arena, batch.slot_T, DType::kI32)};
   if (is_indexed) {
     m.tiles.clear();
     m.bank.append_tiles(m.tiles, adapters);
@@ -233,6 +247,7 @@ struct TrainableModel::Impl {
                  std::span<const float> temperature_span, autograd::Tape* tape_or_null) {
     PRL_CHECK(w != nullptr, "forward without weights");
     check_packed(w->config, batch);
+    check_experts(w->config, batch);
     check_targets(*w, batch.ids_T.size(), target_span, temperature_span);
     tape.clear();
     arena.reset();
@@ -251,6 +266,9 @@ struct TrainableModel::Impl {
     const TensorView ids_T = upload(ctx, arena, batch.ids_T, DType::kI32);
     Frame frame{ctx, arena, tape_or_null};
     BoundModel model{*weights, tape_or_null != nullptr ? &parameters : nullptr};
+    if (const std::int64_t K = weights->config.num_active_experts; !batch.experts_LTK.empty())
+      model.given_LTK = upload(ctx, arena, batch.experts_LTK, DType::kI32)
+                            .reshaped({weights->config.num_layers * static_cast<std::int64_t>(batch.ids_T.size()), K});
     if (weights->adapter != nullptr) {
       model.adapters = {{weights->adapter.get(), {}}};
       if (tape_or_null != nullptr) model.dropout = dropout_of(batch);

@@ -28,6 +28,8 @@ struct PackedBatch {
   /// The ids are this rank's part of a row, whose sequences `cu_seqlens` has; all parts are of one length. Heads must divide.
   HeadExchange* exchange = nullptr;
   int num_token_blocks = 1;  ///< of these ids, over which gradients are summed as a tree (autograd::sum_over_blocks)
+  /// [num_layers, T, K], of mixtures of experts: which experts the ids have (ops::route); empty: those of the router.
+  std::span<const std::int32_t> experts_LTK = {};
 };
 
 /// New tokens of several requests over a paged cache. Host arrays but for drawn_B; see ops::PagedAttention.
@@ -48,15 +50,21 @@ struct PagedBatch {
 class KvCache {
  public:
   /// `config`: of the heads that this device computes.
+  /// With `logs_routes`, for mixtures of experts alone, route_log() is there.
   KvCache(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config, DType compute, std::int64_t num_blocks,
-          std::int64_t block_size);
+          std::int64_t block_size, bool logs_routes = false);
   std::int64_t num_blocks() const noexcept { return num_blocks_; }
   std::int64_t block_size() const noexcept { return block_size_; }
   ops::KvLayer layer(std::int64_t i) const;
   static std::size_t bytes_per_block(const ModelConfig& config, DType compute, std::int64_t block_size) noexcept;
+  /// Which experts the token in each slot had: [num_blocks * block_size] rows of num_layers times num_active_experts 16-bit numbers (kU8),
+  /// 0 in layers without experts. Not defined unless asked for.
+  const Tensor& route_log() const noexcept { return route_log_; }
+  static std::size_t route_bytes_per_block(const ModelConfig& config, std::int64_t block_size) noexcept;
 
  private:
   std::vector<Tensor> k_, v_;
+  Tensor route_log_;
   std::int64_t num_blocks_ = 0, block_size_ = 0;
 };
 

@@ -143,8 +143,13 @@ autograd::ExpertsParameter BoundModel::experts(std::int64_t layer) const {
                                  .num_active = c.num_active_experts,
                                  .renormalize = c.norm_topk_prob,
                                  .is_router_frozen = gradients != nullptr && gradients->is_frozen(Block::kRouter),
+                                 .given_TK = given_LTK,
+                                 .log = route_log,
                                  .load = loads.empty() ? nullptr : &loads[static_cast<std::size_t>(layer)],
                                  .shared = shared};
+  if (const std::int64_t T = given_LTK.data != nullptr ? given_LTK.shape.num_rows() / c.num_layers : 0; T > 0)
+    out.given_TK = given_LTK.rows(layer * T, T);
+  out.log.first_entry = layer * c.num_active_experts;
   if (c.has_score_router) {
     out.by_score = {.num_groups = c.num_expert_groups,
                     .num_active_groups = c.num_active_groups,

@@ -39,6 +39,8 @@ struct BoundModel {
   AdapterTiles tiles = {};
   std::span<autograd::ExpertLoad> loads = {};  ///< per layer: what a forward pass adds to; empty: nobody wants it
   ops::SharedLayers shared = {};               ///< how `weights` that are a part of each layer meet the others; inference only
+  ConstTensorView given_LTK = {};              ///< int32 [layers * T, K]: experts that tokens have (ops::route); no data: the router's
+  autograd::RouteLog route_log = {};           ///< of all layers, K entries each in a row: KvCache::route_log()
 
   /// One without a weight if the model has no such norm.
   autograd::NormParameter norm(Block block, std::int64_t layer = -1) const;

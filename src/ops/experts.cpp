@@ -15,6 +15,10 @@ void check_routing(ShapeCheck& c, const ConstTensorView& logits_TE, const ConstT
             "wanted 1 to 32 experts of a token, and at most 1024 in all");
 }
 
+void check_given(ShapeCheck& c, const ConstTensorView& given_TK) {
+  if (given_TK.data != nullptr) c.check("given", given_TK, "T K", DType::kI32);
+}
+
 void check_rule(ShapeCheck& c, const ConstTensorView& logits_TE, const ConstTensorView& ids_TK, const ScoreRule& rule) {
   const std::int64_t num_experts = logits_TE.shape.num_cols(), num_groups = rule.num_groups;
   c.require(num_groups >= 1 && num_experts % num_groups == 0 && num_experts / num_groups >= 2, "wanted groups of two experts or more each");
@@ -25,12 +29,14 @@ void check_rule(ShapeCheck& c, const ConstTensorView& logits_TE, const ConstTens
 
 }  // namespace
 
-void route(OpContext& ctx, TensorView ids_TK, TensorView weights_TK, TensorView mass_T, ConstTensorView logits_TE, bool renormalize) {
+void route(OpContext& ctx, TensorView ids_TK, TensorView weights_TK, TensorView mass_T, ConstTensorView logits_TE, bool renormalize,
+           ConstTensorView given_TK) {
   ShapeCheck c("route", ctx);
   check_routing(c, logits_TE, ids_TK, weights_TK);
+  check_given(c, given_TK);
   c.check("mass", mass_T, "T", DType::kF32);
   if (logits_TE.shape.num_elements() == 0) return;
-  table_entry(ctx, ctx.table->route, "route")(ctx, ids_TK, weights_TK, mass_T, logits_TE, renormalize);
+  table_entry(ctx, ctx.table->route, "route")(ctx, ids_TK, weights_TK, mass_T, logits_TE, renormalize, given_TK);
 }
 
 void route_backward(OpContext& ctx, TensorView dlogits_TE, ConstTensorView dweights_TK, ConstTensorView logits_TE, ConstTensorView ids_TK,
@@ -43,13 +49,14 @@ void route_backward(OpContext& ctx, TensorView dlogits_TE, ConstTensorView dweig
 }
 
 void route_by_score(OpContext& ctx, TensorView ids_TK, TensorView weights_TK, TensorView mass_T, ConstTensorView logits_TE,
-                    ConstTensorView bias_PE, const ScoreRule& rule) {
+                    ConstTensorView bias_PE, const ScoreRule& rule, ConstTensorView given_TK) {
   ShapeCheck c("route_by_score", ctx);
   check_routing(c, logits_TE, ids_TK, weights_TK);
+  check_given(c, given_TK);
   check_rule(c, logits_TE, ids_TK, rule);
   c.check("mass", mass_T, "T", DType::kF32).check("bias", bias_PE, "P E", DType::kF32).contiguous("bias", bias_PE);
   if (logits_TE.shape.num_elements() == 0) return;
-  table_entry(ctx, ctx.table->route_by_score, "route_by_score")(ctx, ids_TK, weights_TK, mass_T, logits_TE, bias_PE, rule);
+  table_entry(ctx, ctx.table->route_by_score, "route_by_score")(ctx, ids_TK, weights_TK, mass_T, logits_TE, bias_PE, rule, given_TK);
 }
 
 void route_by_score_backward(OpContext& ctx, TensorView dlogits_TE, ConstTensorView dweights_TK, ConstTensorView logits_TE,
@@ -60,6 +67,16 @@ void route_by_score_backward(OpContext& ctx, TensorView dlogits_TE, ConstTensorV
   c.check("dlogits", dlogits_TE, "T E").floating("dlogits", dlogits_TE);
   if (logits_TE.shape.num_elements() == 0) return;
   table_entry(ctx, ctx.table->route_by_score_backward, "route_by_score_backward")(ctx, dlogits_TE, dweights_TK, logits_TE, ids_TK, rule);
+}
+
+void log_route(OpContext& ctx, TensorView log_SB, ConstTensorView ids_TK, ConstTensorView slot_T, std::int64_t first_entry) {
+  ShapeCheck c("log_route", ctx);
+  c.check("ids", ids_TK, "T K", DType::kI32).check("slots", slot_T, "T", DType::kI32).check("log", log_SB, "S B", DType::kU8);
+  c.contiguous("log", log_SB).contiguous("slots", slot_T);
+  c.require(first_entry >= 0 && 2 * (first_entry + ids_TK.shape.num_cols()) <= log_SB.shape.num_cols(),
+            "wanted entries that a row of the log has");
+  if (ids_TK.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->log_route, "log_route")(ctx, log_SB, ids_TK, slot_T, first_entry);
 }
 
 void place_rows(OpContext& ctx, TensorView begin_P, TensorView token_R, TensorView weight_R, TensorView slot_TK, ConstTensorView ids_TK,
@@ -154,17 +171,19 @@ bool can_mix_experts(OpContext& ctx, std::int64_t num_tokens, std::int64_t num_a
 }
 
 bool mix_experts(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, ConstTensorView ids_TK, ConstTensorView weights_TK,
-                 const ExpertMatrices& experts) {
+                 const ExpertMatrices& experts, const SharedLayers& shared) {
   if (ctx.table->mix_experts == nullptr) return false;
   ShapeCheck c("mix_experts", ctx);
   c.require(!experts.gate_up.empty() && experts.gate_up.size() == experts.down.size(), "wanted two matrices of each expert");
   const LinearWeight &gate_up = *experts.gate_up[0], &down = *experts.down[0];
-  c.extent("H", gate_up.num_inputs(), "gate_up").extent("H", down.num_outputs(), "down");
-  c.extent("F", gate_up.num_outputs() / 2, "gate_up").extent("F", down.num_inputs(), "down");
-  c.check("out", out_TH, "T H", gate_up.dtype()).check("x", x_TH, "T H", gate_up.dtype());
+  const std::int64_t num_shards = shared.group != nullptr ? shared.group->size() : 1;
+  c.extent("H", gate_up.num_inputs(), "gate_up").extent("H", num_shards * down.num_outputs(), "down");
+  c.extent("F", num_shards * gate_up.num_outputs() / 2, "gate_up").extent("F", down.num_inputs(), "down");
+  c.extent("P", down.num_outputs(), "down");
+  c.check("out", out_TH, "T P", gate_up.dtype()).check("x", x_TH, "T H", gate_up.dtype());
   c.check("ids", ids_TK, "T K", DType::kI32).check("weights", weights_TK, "T K", DType::kF32);
   c.contiguous("ids", ids_TK).contiguous("weights", weights_TK);
-  return x_TH.shape.num_elements() == 0 || ctx.table->mix_experts(ctx, out_TH, x_TH, ids_TK, weights_TK, experts);
+  return x_TH.shape.num_elements() == 0 || ctx.table->mix_experts(ctx, out_TH, x_TH, ids_TK, weights_TK, experts, shared);
 }
 
 }  // namespace prl::ops

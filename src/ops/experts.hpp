@@ -3,6 +3,7 @@
 #include <span>
 
 #include "ops/linear.hpp"
+#include "ops/shard_group.hpp"
 
 namespace prl::ops {
 
@@ -17,7 +18,11 @@ inline constexpr std::int64_t kMaxActiveExperts = 32;
 
 /// The K experts of the greatest logits_TE (fp32), greatest first, the lower index first among equals; and what their outputs are weighted
 /// with (fp32): softmax over all E, or, with `renormalize`, over these K. mass_T (fp32): what these K have of the softmax over all.
-void route(OpContext& ctx, TensorView ids_TK, TensorView weights_TK, TensorView mass_T, ConstTensorView logits_TE, bool renormalize);
+///
+/// `given_TK` (int32), unless its data is nullptr: the K experts that a token has whatever its logits are, in that order. A row with an
+/// entry outside [0, E), or, for K > 1, of K equal entries, gives none: its token has those of its logits.
+void route(OpContext& ctx, TensorView ids_TK, TensorView weights_TK, TensorView mass_T, ConstTensorView logits_TE, bool renormalize,
+           ConstTensorView given_TK = {});
 /// dlogits_TE (kF32 or kBF16) from dweights_TK (fp32) and what route() had and gave.
 void route_backward(OpContext& ctx, TensorView dlogits_TE, ConstTensorView dweights_TK, ConstTensorView logits_TE, ConstTensorView ids_TK,
                     ConstTensorView weights_TK, bool renormalize);
@@ -33,10 +38,14 @@ struct ScoreRule {
 /// As route(), but the K experts of the greatest score + bias, where the bias of an expert is its column of bias_PE (fp32, contiguous)
 /// summed from the last row to the first; weights are of the scores without it. mass_T: what the K scores are of the sum of all.
 void route_by_score(OpContext& ctx, TensorView ids_TK, TensorView weights_TK, TensorView mass_T, ConstTensorView logits_TE,
-                    ConstTensorView bias_PE, const ScoreRule& rule);
+                    ConstTensorView bias_PE, const ScoreRule& rule, ConstTensorView given_TK = {});
 /// dlogits_TE (kF32 or kBF16) from dweights_TK (fp32) and the experts that were chosen, which the gradient takes as they are.
 void route_by_score_backward(OpContext& ctx, TensorView dlogits_TE, ConstTensorView dweights_TK, ConstTensorView logits_TE,
                              ConstTensorView ids_TK, const ScoreRule& rule);
+
+/// Writes ids_TK as 16-bit numbers into entries [first_entry, first_entry + K) of the rows slot_T (int32) of log_SB: bytes (kU8), two to an
+/// entry, contiguous. Tokens of negative slots are left out.
+void log_route(OpContext& ctx, TensorView log_SB, ConstTensorView ids_TK, ConstTensorView slot_T, std::int64_t first_entry);
 
 /// Sorts the rows of tokens and their experts, R = T * K of them, by expert, and those of one expert by token. All int32 but for weights:
 /// begin_P (P = E + 1): where each expert's rows begin, and R; of each row its token and its weight; slot_TK: the row of a token's k-th
@@ -76,7 +85,10 @@ bool can_mix_experts(OpContext& ctx, std::int64_t num_tokens, std::int64_t num_a
 /// What follows route(), without the host, so that it can be recorded: out_TH = the sum over a token's experts of down (weight *
 /// swiglu(gate_up x)). The bits are those of place_rows, embedding, linear, swiglu_rows, linear and sum_rows. ids_TK and weights_TK
 /// contiguous. False, and nothing is done, unless can_mix_experts().
+///
+/// `shared`: the matrices are this rank's part of the outputs of each, and out is of its part of H. All ranks make the same call, with a
+/// gather in it.
 bool mix_experts(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, ConstTensorView ids_TK, ConstTensorView weights_TK,
-                 const ExpertMatrices& experts);
+                 const ExpertMatrices& experts, const SharedLayers& shared = {});
 
 }  // namespace prl::ops

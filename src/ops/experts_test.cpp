@@ -71,6 +71,79 @@ TEST_P(ExpertsTest, RouteFollowsItsDefinition) {
     }
 }
 
+/// [T, K]: the experts of the greatest logits moved on by `by`, modulo E, and rows that give none: every third.
+Tensor moved(Session& s, const Tensor& ids, std::int64_t num_experts, std::int32_t by) {
+  const std::int64_t T = ids.shape()[0], K = ids.shape()[1];
+  std::vector<std::int32_t> out(ids.as<std::int32_t>(), ids.as<std::int32_t>() + T * K);
+  for (std::int32_t& id : out) id = static_cast<std::int32_t>((id + by) % num_experts);
+  for (std::int64_t t = 0; t < T; t += 3) {
+    // In turn: a row of equals, which for one expert is a choice, and one that names no expert.
+    const std::int32_t blank = t % 2 == 0 && K > 1 ? 0 : t % 4 == 1 ? -1 : static_cast<std::int32_t>(num_experts);
+    std::fill_n(out.begin() + t * K, K, blank);
+  }
+  return s.ints(out).reshaped({T, K});
+}
+
+TEST_P(ExpertsTest, GivenExpertsAreTaken) {
+  Session s(kind());
+  for (const auto [T, E, K] : kSizes)
+    for (const bool renormalize : {false, true}) {
+      const Tensor logits = s.random({T, E}, DType::kF32, 3, 2.0f);
+      const auto empty = [&] { return s.ints(std::vector<std::int32_t>(static_cast<std::size_t>(T * K), -1)).reshaped({T, K}); };
+      Tensor own = empty(), of_own = s.poisoned({T, K}, DType::kF32), mass = s.poisoned({T}, DType::kF32);
+      route(s.ctx, own, of_own, mass, logits, renormalize);
+      // What a router has chosen itself changes no bit.
+      Tensor ids = empty(), weights = s.poisoned({T, K}, DType::kF32), again = s.poisoned({T}, DType::kF32);
+      route(s.ctx, ids, weights, again, logits, renormalize, own);
+      EXPECT_TRUE(same_bits(ids, own) && same_bits(weights, of_own) && same_bits(again, mass)) << E;
+      const Tensor given = moved(s, own, E, 1);
+      route(s.ctx, ids, weights, again, logits, renormalize, given);
+      for (std::int64_t t = 0; t < T; ++t) {
+        const std::span<const float> of_token = row(logits, t);
+        double all = 0, of_given = 0;
+        const auto exponential = [&](std::int64_t e) { return std::exp(static_cast<double>(of_token[static_cast<std::size_t>(e)])); };
+        for (std::int64_t e = 0; e < E; ++e) all += exponential(e);
+        for (std::int64_t k = 0; k < K; ++k) {
+          const std::int32_t want = t % 3 == 0 ? own.as<std::int32_t>()[t * K + k] : given.as<std::int32_t>()[t * K + k];
+          ASSERT_EQ(ids.as<std::int32_t>()[t * K + k], want) << E << ": token " << t << ", " << k;
+          of_given += exponential(want);
+        }
+        for (std::int64_t k = 0; k < K; ++k)
+          EXPECT_NEAR(static_cast<double>(weights.as<float>()[t * K + k]),
+                      exponential(ids.as<std::int32_t>()[t * K + k]) / (renormalize ? of_given : all), 2e-6);
+        EXPECT_NEAR(static_cast<double>(again.as<float>()[t]), of_given / all, 2e-6);
+      }
+    }
+  // Far below the others, where the exponentials of those that are given are 0.
+  Tensor logits = s.random({2, 8}, DType::kF32, 5), weights = s.poisoned({2, 2}, DType::kF32), mass = s.poisoned({2}, DType::kF32);
+  for (const std::int64_t t : {0, 1}) logits.as<float>()[t * 8] = 300.0f;
+  Tensor ids = s.ints({0, 0, 0, 0}).reshaped({2, 2}), dlogits = s.poisoned({2, 8}, DType::kF32);
+  const Tensor given = s.ints({5, 2, 7, 1}).reshaped({2, 2}), dweights = s.random({2, 2}, DType::kF32, 6);
+  for (const bool renormalize : {false, true}) {
+    route(s.ctx, ids, weights, mass, logits, renormalize, given);
+    EXPECT_NEAR(static_cast<double>(weights.as<float>()[0] + weights.as<float>()[1]), renormalize ? 1.0 : 0.0, 1e-6);
+    EXPECT_EQ(mass.as<float>()[1], 0.0f);
+    route_backward(s.ctx, dlogits, dweights, logits, ids, weights, renormalize);
+    for (std::int64_t i = 0; i < 16; ++i) EXPECT_TRUE(std::isfinite(dlogits.as<float>()[i])) << i;
+  }
+}
+
+TEST_P(ExpertsTest, RoutesAreLogged) {
+  Session s(kind());
+  const std::int64_t T = 5, K = 3, L = 4, S = 9;
+  const Tensor ids = s.ints({1, 2, 3, 40, 50, 60, 700, 800, 900, 4, 5, 6, 7, 8, 9}).reshaped({T, K}), slots = s.ints({8, 0, -1, 3, 4});
+  Tensor log = Tensor::zeros(s.runtime, {S, 2 * L * K}, DType::kU8);
+  log_route(s.ctx, log, ids, slots, 2 * K);
+  const auto* found = static_cast<const std::uint16_t*>(static_cast<const void*>(log.data()));
+  for (std::int64_t slot = 0; slot < S; ++slot)
+    for (std::int64_t i = 0; i < L * K; ++i) {
+      const std::int64_t t = slot == 8 ? 0 : slot == 0 ? 1 : slot == 3 ? 3 : slot == 4 ? 4 : -1;
+      const bool is_written = t >= 0 && i >= 2 * K && i < 3 * K;
+      EXPECT_EQ(found[slot * L * K + i], is_written ? ids.as<std::int32_t>()[t * K + i - 2 * K] : 0) << slot << ", " << i;
+    }
+  EXPECT_THROW(log_route(s.ctx, log, ids, slots, L * K - 1), Error) << "more entries than a row has";
+}
+
 TEST_P(ExpertsTest, RouteBackwardIsTheSlope) {
   Session s(kind());
   for (const auto [T, E, K] : kSizes)
@@ -179,6 +252,25 @@ TEST_P(ExpertsTest, RoutingByScoresFollowsItsDefinition) {
         EXPECT_NEAR(static_cast<double>(weights.as<float>()[t * K + k]), want.weights[static_cast<std::size_t>(k)], 2e-6);
       }
       EXPECT_NEAR(static_cast<double>(mass.as<float>()[t]), want.mass, 2e-6);
+    }
+    // Given experts are taken; what the router has chosen itself changes no bit.
+    Tensor same = moved(s, ids, E, 0), again = s.poisoned({T, K}, DType::kF32), of_mass = s.poisoned({T}, DType::kF32);
+    route_by_score(s.ctx, same, again, of_mass, logits, bias, rule, ids);
+    EXPECT_TRUE(same_bits(same, ids) && same_bits(again, weights) && same_bits(of_mass, mass));
+    const Tensor given = moved(s, ids, E, 1);
+    route_by_score(s.ctx, same, again, of_mass, logits, bias, rule, given);
+    for (std::int64_t t = 0; t < T; ++t) {
+      double sum = 0;
+      const auto score = [&](std::int64_t k) {
+        return 1 / (1 + std::exp(-static_cast<double>(row(logits, t)[static_cast<std::size_t>(same.as<std::int32_t>()[t * K + k])])));
+      };
+      for (std::int64_t k = 0; k < K; ++k) {
+        EXPECT_EQ(same.as<std::int32_t>()[t * K + k], (t % 3 == 0 ? ids : given).as<std::int32_t>()[t * K + k]) << "token " << t;
+        sum += score(k);
+      }
+      for (std::int64_t k = 0; k < K; ++k)
+        EXPECT_NEAR(static_cast<double>(again.as<float>()[t * K + k]),
+                    static_cast<double>(rule.scale) * score(k) / (rule.renormalize ? sum : 1.0), 4e-6);
     }
     // A token alone has the bits that it has among others.
     Tensor one_id = s.ints(std::vector<std::int32_t>(static_cast<std::size_t>(K), -1)).reshaped({1, K});

@@ -48,6 +48,7 @@
   PRL_OP(route_backward)            \
   PRL_OP(route_by_score)            \
   PRL_OP(route_by_score_backward)   \
+  PRL_OP(log_route)                 \
   PRL_OP(place_rows)                \
   PRL_OP(swiglu_rows)               \
   PRL_OP(swiglu_rows_backward)      \

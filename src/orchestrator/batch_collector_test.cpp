@@ -281,6 +281,7 @@ TEST(OrchestratorState, SavesAndLoadsExactly) {
   const std::string large = R"({"n":123456789012345678901234567890,"far":[1e400]})";  // of a Python environment
   state.queue[0].episode.info = text::parse_json(large, 200, text::LargeNumbers::kKeepText).as_object();
   state.env_states["python"] = state.queue[0].episode.info;
+  state.queue[1].samples[0].routed_experts = {.start = 0, .num_layers = 1, .top_k = 2, .ids = {1, 300, 2, 0, 0, 0, 7, 8}};
   save_state(folder, state, envs);
   save_state(folder, state, envs);  // again: replaces
   const OrchestratorState loaded = load_state(folder, 7, envs);
@@ -290,6 +291,8 @@ TEST(OrchestratorState, SavesAndLoadsExactly) {
   ASSERT_EQ(loaded.queue.size(), 2u);
   EXPECT_EQ(loaded.queue[1].samples[0].logprobs, state.queue[1].samples[0].logprobs);
   EXPECT_EQ(loaded.queue[1].samples[0].advantages, state.queue[1].samples[0].advantages);
+  EXPECT_EQ(loaded.queue[1].samples[0].routed_experts, state.queue[1].samples[0].routed_experts);
+  EXPECT_TRUE(loaded.queue[0].samples[0].routed_experts.empty());
   EXPECT_EQ(loaded.queue[1].episode.reward, 1.0 / 3);
   EXPECT_EQ(loaded.queue[1].episode.num_final_tokens(), 4);
   EXPECT_EQ(loaded.queue[0].version_start.value, 6);

@@ -6,6 +6,7 @@
 
 #include <string>
 
+#include "base/base64.hpp"
 #include "base/error.hpp"
 #include "base/files.hpp"
 #include "io/checkpoint_dir.hpp"
@@ -63,6 +64,12 @@ json::object sample_to_json(const wire::TrainingSample& sample) {
   object["rl_weights"] = to_array(sample.rl_weights);
   object["ce_weights"] = to_array(sample.ce_weights);
   object["ref_kl_weights"] = to_array(sample.ref_kl_weights);
+  if (const wire::RoutedExperts& experts = sample.routed_experts; !experts.empty()) {
+    const wire::ExpertBytes bytes = wire::encode(experts);
+    object["routed_experts"] = json::object{{"data", to_base64(bytes.data)},
+                                            {"dtype", bytes.dtype},
+                                            {"shape", json::array{experts.num_tokens(), experts.num_layers, experts.top_k}}};
+  }
   return object;
 }
 
@@ -78,6 +85,12 @@ wire::TrainingSample sample_from_json(const json::object& object) {
   sample.rl_weights = to_vector<float>(saved_member(object, "rl_weights"));
   sample.ce_weights = to_vector<float>(saved_member(object, "ce_weights"));
   sample.ref_kl_weights = to_vector<float>(saved_member(object, "ref_kl_weights"));
+  if (const json::value* found = object.if_contains("routed_experts")) {
+    const json::object& experts = found->as_object();
+    const auto shape = to_vector<std::int64_t>(saved_member(experts, "shape"));
+    sample.routed_experts = wire::decode_experts("routed_experts", from_base64(saved_member(experts, "data").as_string()),
+                                                 saved_member(experts, "dtype").as_string(), shape.at(0), shape.at(1), shape.at(2));
+  }
   return sample;
 }
 

@@ -15,6 +15,19 @@ void append(wire::TrainingSample& sample, std::int32_t id, bool sampled, float l
   sample.temperatures.push_back(temperature);
 }
 
+/// What a turn of `num_tokens` tells of the sample's experts, behind what the turns before told.
+void append_experts(wire::RoutedExperts& to, const wire::RoutedExperts& of_turn, std::int64_t num_tokens) {
+  if (of_turn.empty()) return;
+  if (to.row_size() == 0) {
+    to.num_layers = of_turn.num_layers;
+    to.top_k = of_turn.top_k;
+  }
+  if (to.num_tokens() < of_turn.start) to.resize(of_turn.start);
+  to.append(of_turn);
+  // A stop string may have ended the turn before the last tokens that were computed.
+  to.resize(std::min(to.num_tokens(), num_tokens));
+}
+
 bool begins_with(const std::vector<std::int32_t>& ids, const std::vector<std::int32_t>& prefix) {
   return prefix.size() <= ids.size() && std::equal(prefix.begin(), prefix.end(), ids.begin());
 }
@@ -61,7 +74,9 @@ std::vector<wire::TrainingSample> to_samples(const env::Episode& episode, Trajec
       for (std::size_t i = 0; i < tokens.completion_ids.size(); ++i)
         append(sample, tokens.completion_ids[i], true, tokens.logprobs[i], episode.temperature,
                tokens.versions.empty() ? -1 : tokens.versions[i]);
+      append_experts(sample.routed_experts, tokens.routed_experts, static_cast<std::int64_t>(sample.token_ids.size()));
     }
+    if (!sample.routed_experts.empty()) sample.routed_experts.resize(static_cast<std::int64_t>(sample.token_ids.size()));
   }
   return samples;
 }

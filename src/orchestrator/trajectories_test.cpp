@@ -46,6 +46,26 @@ TEST(Trajectories, ARewrittenHistoryOpensANewSampleAndInterleavedAgentsKeepTheir
   EXPECT_EQ(broken.size(), 2u) << "the completion must be a prefix as a whole";
 }
 
+TEST(Trajectories, TokensKeepTheExpertsThatTheyWereSampledWith) {
+  const auto experts = [](std::int64_t start, std::vector<std::uint16_t> ids) {
+    return wire::RoutedExperts{.start = start, .num_layers = 1, .top_k = 2, .ids = std::move(ids)};
+  };
+  std::vector<env::TrajectoryStep> turns = {turn({1, 2}, {3, 4}), turn({1, 2, 3, 4, 5}, {6})};
+  turns[0].tokens.routed_experts = experts(0, {10, 11, 20, 21, 30, 31});
+  turns[1].tokens.routed_experts = experts(3, {40, 41, 50, 51});
+  const auto interleaved = to_samples(episode(turns), TrajectoryStrategy::kInterleaved);
+  ASSERT_EQ(interleaved.size(), 1u);
+  EXPECT_EQ(interleaved[0].routed_experts, experts(0, {10, 11, 20, 21, 30, 31, 40, 41, 50, 51, 0, 0})) << "the last token was in no layer";
+  // Told from the start again, or of more tokens than the reply has: a stop string cut it.
+  turns[1].tokens.routed_experts = experts(0, {90, 91, 90, 91, 90, 91, 40, 41, 50, 51, 60, 61, 70, 71, 80, 81});
+  EXPECT_EQ(to_samples(episode(turns), TrajectoryStrategy::kInterleaved)[0].routed_experts,
+            experts(0, {10, 11, 20, 21, 30, 31, 40, 41, 50, 51, 60, 61}));
+  // A turn that does not tell.
+  turns[1].tokens.routed_experts = {};
+  EXPECT_EQ(to_samples(episode(turns), TrajectoryStrategy::kInterleaved)[0].routed_experts,
+            experts(0, {10, 11, 20, 21, 30, 31, 0, 0, 0, 0, 0, 0}));
+}
+
 TEST(Trajectories, BranchingKeepsEachTurn) {
   const auto samples = to_samples(episode({turn({1}, {2}), turn({1, 2, 3}, {4}), turn({5}, {})}), TrajectoryStrategy::kBranching);
   ASSERT_EQ(samples.size(), 2u);

@@ -1,3 +1,4 @@
+#include "base/base64.hpp"
 #include "server/reply_format.hpp"
 #include "server/reply_parts.hpp"
 
@@ -64,6 +65,14 @@ class GenerateFormat final : public ReplyFormat {
     out.key("policy_versions").begin_array();
     for (std::size_t t = token_begin; t < choice.versions.size(); ++t) out.integer(choice.versions[t]);
     out.end_array();
+    if (const wire::RoutedExperts& experts = choice.routed_experts; !experts.empty()) {
+      const wire::ExpertBytes bytes = wire::encode(experts);
+      // Clients look for these bytes, in this order.
+      out.key("routed_experts").begin_object().key("data").string(to_base64(bytes.data));
+      out.key("shape").begin_array();
+      for (const std::int64_t size : {experts.num_tokens(), experts.num_layers, experts.top_k}) out.integer(size);
+      out.end_array().key("start").integer(experts.start).key("dtype").string(bytes.dtype).end_object();
+    }
     out.end_object();
   }
 };

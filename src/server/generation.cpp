@@ -214,6 +214,7 @@ void Generation::finish(Choice& choice, Track& track, const wire::GenerateOutput
   choice.prompt_logprobs = delta.prompt_logprobs;
   choice.prompt_top_logprobs = delta.prompt_top_logprobs;
   choice.prompt_ranks = delta.prompt_ranks;
+  choice.routed_experts = delta.routed_experts;
   for (float& logprob : choice.prompt_logprobs) logprob = clean_logprob(logprob);
   for (auto& top : choice.prompt_top_logprobs)
     for (wire::TopLogprob& entry : top) entry.logprob = clean_logprob(entry.logprob);

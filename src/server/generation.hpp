@@ -28,6 +28,7 @@ struct Choice {
   std::vector<float> prompt_logprobs;  ///< clean as logprobs are
   std::vector<std::vector<wire::TopLogprob>> prompt_top_logprobs;
   std::vector<std::int32_t> prompt_ranks;
+  wire::RoutedExperts routed_experts;
   std::int64_t num_cached_tokens = 0;
   PolicyVersion version_start;
   PolicyVersion version_end;

@@ -457,6 +457,8 @@ PreparedRequest prepare_generate(const ServerContext& context, const net::HttpRe
   auto ids = fields.token_ids("token_ids", context.backend->vocab_size());
   if (!ids) net::fail_param("token_ids", "token_ids: wanted the token ids of the prompt, found nothing");
   out.prompts.push_back(std::move(*ids));
+  const auto start = sampling_fields.integer("routed_experts_prompt_start", 0, static_cast<std::int64_t>(out.prompts[0].size()));
+  if (context.options.returns_routed_experts && !out.is_stream) out.sampling.routed_experts_start = start.value_or(0);
   fit_max_tokens(out, context, sampling_fields.integer("max_tokens", 1, kAnyInt));
   add_model_stops(out, context);
   return out;

@@ -141,7 +141,7 @@ constexpr RequestField kSamplingParams[] = {
     {"flat_logprobs"},
     {"output_kind", Fate::kInert},
     {"skip_clone", Fate::kInert},
-    {"routed_experts_prompt_start", Fate::kInert},
+    {"routed_experts_prompt_start"},
     {"truncate_prompt_tokens", Fate::kRefused, "the prompt is token ids; cut them before they are sent"},
     {"extra_args", Fate::kRefused, kNoCode},
 };

@@ -33,10 +33,11 @@ struct ApiOptions {
   std::vector<std::string> cors_origins;           ///< web pages that may use the server (RequestGuard)
   std::vector<std::string> allowed_hosts;          ///< names of the server besides addresses and localhost (RequestGuard)
   std::string run_id;                              ///< the run that the server belongs to; empty: none (net::kRunIdHeader)
-  bool is_strict = false;                          ///< members of requests that have no effect are a 400; else a header names them
-  SamplingDefaults sampling_defaults;              ///< of the chat, completions and responses routes
-  bool enable_tools = false;                       ///< read tool calls (needs a renderer that parses them)
-  bool enable_reasoning = false;                   ///< split reasoning off (needs a renderer that parses it)
+  bool returns_routed_experts = false;  ///< /inference/v1/generate tells which experts tokens had: engine::EngineOptions::logs_routes
+  bool is_strict = false;               ///< members of requests that have no effect are a 400; else a header names them
+  SamplingDefaults sampling_defaults;   ///< of the chat, completions and responses routes
+  bool enable_tools = false;            ///< read tool calls (needs a renderer that parses them)
+  bool enable_reasoning = false;        ///< split reasoning off (needs a renderer that parses it)
   std::size_t max_connections = 8192;
   std::size_t max_body_bytes = std::size_t{64} << 20;
   std::size_t max_held_body_bytes = std::size_t{256} << 20;  ///< of all requests together; beyond it 503

@@ -16,6 +16,7 @@ constexpr MetricInfo kShared[] = {
      "busiest, left out",
      true},
     {"routing_confidence", "1", "probability that the router gives the experts that a token is sent to, per layer and row", true},
+    {"replayed_tokens", "1", "share of tokens that were trained with the experts that they were sampled with (enable_router_replay)"},
     {"perf/throughput", "tokens/s", "trained tokens per second"},
     {"perf/throughput_per_gpu", "tokens/s", "the same per device"},
     {"perf/mfu", "%", "share of the machine's measured peak that forward and backward reached"},

@@ -93,6 +93,8 @@ Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, std::shared_ptr<ops::OpSe
     if (config().num_experts == 0) log::warning("model.freeze_moe_router has no effect: a {} model has no routers", config().model_type);
     parameters_.freeze(nn::Block::kRouter);
   }
+  if (options_.replays_routes && config().num_experts == 0)
+    fail(ErrorCode::kInvalidArgument, "enable_router_replay: a {} model has no routers", config().model_type);
   const bool splits_tied = options_.share.splits_tied && parameters_.table()->has_tied_head();
   parameters_.divide_grads(options_.share.divides_grads || splits_tied, splits_tied, options_.share.grad_places);
   parameters_.ensure_grads();
@@ -247,11 +249,33 @@ void Policy::share_rows(const RowCut& cut, ContextGroup* group) {
   group_ = group;
 }
 
+namespace {
+
+/// nn::PackedBatch::experts_LTK of tokens [first, first + count) of the row; of those behind its end nothing is known.
+std::vector<std::int32_t> experts_of(const wire::MicroBatch& row, std::size_t first, std::size_t count) {
+  const wire::RoutedExperts& from = row.routed_experts;
+  if (from.empty()) return {};
+  const auto K = static_cast<std::size_t>(from.top_k), L = static_cast<std::size_t>(from.num_layers);
+  std::vector<std::int32_t> out(L * count * K, -1);
+  const std::size_t end = std::min(first + count, static_cast<std::size_t>(from.num_tokens()));
+  for (std::size_t t = first; t < end; ++t)
+    for (std::size_t l = 0; l < L; ++l)
+      for (std::size_t k = 0; k < K; ++k) out[(l * count + t - first) * K + k] = from.ids[(t * L + l) * K + k];
+  return out;
+}
+
+}  // namespace
+
 nn::TokenStats Policy::forward(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T) {
   if (late_ != nullptr) late_->begin();
   std::vector<std::int32_t> cu = cumulative(row);
   const std::uint64_t seed = options_.lora && options_.lora->dropout > 0 ? dropout_seed(options_, weights_->version, row) : 0;
-  if (cut_.num_leaves == 1) return model_->forward(weights_, {row.input_ids, row.position_ids, cu, seed}, targets_T, row.temperatures);
+  if (cut_.num_leaves == 1) {
+    const auto experts = options_.replays_routes ? experts_of(row, 0, row.input_ids.size()) : std::vector<std::int32_t>();
+    return model_->forward(
+        weights_, {.ids_T = row.input_ids, .positions_T = row.position_ids, .cu_seqlens = cu, .dropout_seed = seed, .experts_LTK = experts},
+        targets_T, row.temperatures);
+  }
   // Filled up by a sequence of which no token is a target, so that all leaves have as many tokens.
   num_row_tokens_ = static_cast<std::int64_t>(row.input_ids.size());
   const auto padded = static_cast<std::size_t>(cut_.padded(num_row_tokens_));
@@ -265,12 +289,14 @@ nn::TokenStats Policy::forward(const wire::MicroBatch& row, std::span<const std:
   const std::size_t part = padded / static_cast<std::size_t>(cut_.num_ranks);
   const std::size_t first = part * static_cast<std::size_t>(group_ != nullptr ? group_->rank() : 0);
   const auto own = [&](const auto& values) { return std::span(values).subspan(first, part); };
+  const auto experts = options_.replays_routes ? experts_of(row, first, part) : std::vector<std::int32_t>();
   const nn::PackedBatch batch{.ids_T = own(ids),
                               .positions_T = own(positions),
                               .cu_seqlens = cu,
                               .dropout_seed = seed,
                               .exchange = group_,
-                              .num_token_blocks = cut_.leaves_of_rank()};
+                              .num_token_blocks = cut_.leaves_of_rank(),
+                              .experts_LTK = experts};
   nn::TokenStats stats = model_->forward(weights_, batch, own(targets), own(temperatures));
   if (group_ != nullptr) stats = {group_->gather(stats.logp_T), group_->gather(stats.entropy_T)};
   stats.logp_T.resize(static_cast<std::size_t>(num_row_tokens_));

@@ -44,6 +44,7 @@ struct PolicyOptions {
   MasterShare share{};                        ///< so that masters are never whole; a GradientStep with other ranks changes it
   bool gathers_layers = false;                ///< nn::LayeredWeights: a GradientStep brings layers from the ranks; not with lora
   bool freezes_routers = false;               ///< routers of experts are not trained, as they never are with lora
+  bool replays_routes = false;                ///< tokens of rows take the experts that the rows say (MicroBatch::routed_experts)
   std::shared_ptr<HostLink> masters_host{};   ///< masters live in host memory and visit the device when they are stepped
 };
 /// Of the model that a policy of these options trains. Error{kInvalidArgument} naming the key; errors of reading the folder.

@@ -253,6 +253,37 @@ class RlTraining final : public Training {
   bool is_stopped_ = false;
 };
 
+/// What router replay needs of a row.
+void check_experts(const wire::MicroBatch& row, const nn::ModelConfig& model) {
+  const wire::RoutedExperts& experts = row.routed_experts;
+  std::size_t first = 0;
+  for (std::size_t s = 0; s < row.sequence_lengths.size(); ++s) {
+    const auto count = static_cast<std::size_t>(row.sequence_lengths[s]);
+    const bool is_sampled =
+        std::ranges::any_of(std::span(row.loss_mask).subspan(first, count), [](std::uint8_t mask) { return mask != 0; });
+    if (is_sampled && (experts.empty() || !experts.knows(static_cast<std::int64_t>(first))))
+      fail(ErrorCode::kInvalidArgument,
+           "enable_router_replay: a sample of environment '{}' does not say which experts its tokens had: servers tell it with "
+           "inference.enable_return_routed_experts",
+           row.env_names[s]);
+    first += count;
+  }
+  if (experts.empty()) return;
+  if (experts.num_layers != model.num_layers || experts.top_k != model.num_active_experts)
+    fail(ErrorCode::kCorrupt, "a micro-batch has {} experts per token in {} layers, the model {} in {}", experts.top_k, experts.num_layers,
+         model.num_active_experts, model.num_layers);
+  for (const std::uint16_t id : experts.ids)
+    if (id >= model.num_experts && id != wire::RoutedExperts::kUnknown)
+      fail(ErrorCode::kCorrupt, "a micro-batch names expert {}, the model has {}", id, model.num_experts);
+}
+
+double share_of_known_experts(std::span<const wire::MicroBatch> rows) {
+  std::int64_t num_known = 0, num_tokens = 0;
+  for (const wire::MicroBatch& row : rows)
+    for (std::int64_t i = 0; i < row.routed_experts.num_tokens(); ++i, ++num_tokens) num_known += row.routed_experts.knows(i);
+  return num_tokens > 0 ? static_cast<double>(num_known) / static_cast<double>(num_tokens) : 0.0;
+}
+
 }  // namespace
 
 RlTrainer::RlTrainer(Policy& policy, GradientStepOptions options, std::int64_t seq_len, double peak_flops)
@@ -268,6 +299,7 @@ void RlTrainer::check(const rollouts::RankBatch& batch, std::int64_t step) const
     if (static_cast<std::int64_t>(row.input_ids.size()) > seq_len_)
       fail(ErrorCode::kCorrupt, "a micro-batch has {} tokens, trainer.model.seq_len is {}: orchestrator.seq_len must not be larger",
            row.input_ids.size(), seq_len_);
+    if (policy_.options().replays_routes) check_experts(row, policy_.config());
   }
 }
 
@@ -284,6 +316,7 @@ monitor::Metrics RlTrainer::step(const rollouts::RankBatch& batch) {
 
     monitor::Metrics metrics;
     put_step_metrics(metrics, result, *policy_.context().runtime);
+    if (policy_.options().replays_routes) metrics["replayed_tokens"] = share_of_known_experts(batch.micro_batches);
     metrics["optim/lr"] = result.lr_next;
     for (const char* family : {"entropy/all", "mismatch_kl/all"})
       if (result.pool.values(family).empty()) metrics[std::string(family) + "/mean"] = 0.0;

@@ -210,6 +210,50 @@ TEST(RlTrainer, StepsFollowTheAdvantage) {
   }
 }
 
+TEST(RlTrainer, RouterReplayNeedsTheExpertsOfSampledTokens) {
+  Scratch scratch("replay");
+  nn::InitModelOptions shape = tiny_model();
+  shape.family = "qwen3_moe";
+  shape.num_experts = 4;
+  shape.num_active_experts = 2;
+  shape.expert_size = 16;
+  nn::init_model(shape, scratch.path / "model");
+  PolicyOptions options;
+  options.model = scratch.path / "model";
+  options.num_threads = 1;
+  options.replays_routes = true;
+  Policy policy(make_cpu_runtime(), options);
+  RlTrainer trainer(policy, step_options(10), 16, 0);
+  const auto reason = [&](const wire::MicroBatch& row) -> std::string {
+    try {
+      trainer.step(make_batch(trainer.progress().step + 1, {row}));
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  wire::MicroBatch row = on_policy_row(policy, 1, {10}, 1.0f);
+  EXPECT_THAT(reason(row), ::testing::AllOf(HasSubstr("environment 'env'"), HasSubstr("enable_return_routed_experts")));
+  const auto layers = static_cast<std::int64_t>(shape.num_layers);
+  row.routed_experts = {.start = 0, .num_layers = layers, .top_k = 2, .ids = {}};
+  row.routed_experts.resize(10);
+  EXPECT_THAT(reason(row), HasSubstr("does not say which experts")) << "nothing is known of any token";
+  for (std::size_t i = 0; i < row.routed_experts.ids.size(); ++i) row.routed_experts.ids[i] = static_cast<std::uint16_t>(i % 2 + 1);
+  wire::MicroBatch wrong = row;
+  wrong.routed_experts.ids[3] = 4;
+  EXPECT_THAT(reason(wrong), HasSubstr("names expert 4, the model has 4"));
+  wrong = row;
+  wrong.routed_experts.num_layers *= 2;
+  wrong.routed_experts.top_k = 1;
+  EXPECT_THAT(reason(wrong), HasSubstr("1 experts per token in"));
+  const auto before = masters(policy);
+  EXPECT_EQ(reason(row), "accepted");
+  EXPECT_NE(masters(policy), before);
+  options.model = scratch.path / "dense";
+  nn::init_model(tiny_model(), options.model);
+  EXPECT_THROW(Policy(make_cpu_runtime(), options), Error) << "a model without routers";
+}
+
 TEST(RlTrainer, RefusesWrongBatches) {
   Scratch scratch("wrong");
   const auto policy = make_tiny_policy(scratch.path / "model");

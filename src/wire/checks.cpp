@@ -58,6 +58,13 @@ struct Checker {
             "[{}] field {} is {} at token {} of environment '{}': a log-probability is at most 0, so this is damaged or no log-probability",
             what, field, values[i], i, env_of(i));
   }
+  void experts(const RoutedExperts& found) const {
+    if (found.empty()) return;
+    size("routed_experts", static_cast<std::size_t>(found.num_tokens()), false);
+    if (found.num_tokens() * found.row_size() != static_cast<std::int64_t>(found.ids.size()))
+      fail(code, "[{}] field routed_experts has {} numbers, which are no whole rows of {} layers and {} experts", what, found.ids.size(),
+           found.num_layers, found.top_k);
+  }
   void positive(const char* field, std::span<const float> values) const {
     for (std::size_t i = 0; i < values.size(); ++i)
       if (!(values[i] > 0))
@@ -89,6 +96,7 @@ void check(const MicroBatch& b) {
   c.stream("rl_weights", b.rl_weights, true);
   c.stream("ce_weights", b.ce_weights, true);
   c.stream("ref_kl_weights", b.ref_kl_weights, true);
+  c.experts(b.routed_experts);
   c.not_negative("input_ids", b.input_ids);
   c.not_negative("position_ids", b.position_ids);
   c.positive("temperatures", b.temperatures);
@@ -121,6 +129,7 @@ void check(const TrainingSample& s) {
   c.stream("rl_weights", s.rl_weights, true);
   c.stream("ce_weights", s.ce_weights, true);
   c.stream("ref_kl_weights", s.ref_kl_weights, true);
+  c.experts(s.routed_experts);
   c.not_negative("token_ids", s.token_ids);
   c.positive("temperatures", s.temperatures);
   c.log_probabilities("logprobs", s.logprobs);

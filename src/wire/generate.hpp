@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/ids.hpp"
+#include "wire/routed_experts.hpp"
 #include "wire/token_rule.hpp"
 
 namespace prl::wire {
@@ -34,7 +35,9 @@ struct SamplingParams {
   std::int32_t n = 1;
   std::optional<std::int32_t> logprobs;         ///< number of top log-probabilities per sampled token; the sampled one is always given
   std::optional<std::int32_t> prompt_logprobs;  ///< the same for each prompt token but the first
-  bool prompt_ranks = false;                    ///< with prompt_logprobs: count how many tokens were likelier than each of the prompt
+  /// Tell which experts the tokens from this position on had in each layer; none: do not. Of mixtures of experts.
+  std::optional<std::int64_t> routed_experts_start;
+  bool prompt_ranks = false;  ///< with prompt_logprobs: count how many tokens were likelier than each of the prompt
   /// Not empty: these tokens' log-probabilities, in this order, are told in place of the likeliest tokens'; -infinity: it could not come.
   std::vector<std::int32_t> logprob_token_ids;
   std::map<std::int32_t, float> logit_bias;
@@ -77,6 +80,8 @@ struct GenerateOutput {
   std::vector<std::vector<TopLogprob>> prompt_top_logprobs;
   /// 1 for the likeliest token of its position, [0] is 0; empty unless asked. Equally likely tokens rank by id.
   std::vector<std::int32_t> prompt_ranks;
+  /// Of prompt and output but for the last token, which has been in no layer; empty unless asked, with what was drawn last.
+  RoutedExperts routed_experts;
   std::int64_t num_prompt_tokens = 0;
   std::int64_t num_cached_tokens = 0;
   PolicyVersion version_start;

@@ -61,6 +61,14 @@ void MsgpackWriter::string(std::string_view text) {
   bytes_ += text;
 }
 
+void MsgpackWriter::binary(std::string_view bytes) {
+  PRL_CHECK(bytes.size() <= std::numeric_limits<std::uint32_t>::max(), "binary of {} bytes", bytes.size());
+  const int size = bytes.size() < 256 ? 1 : bytes.size() < 65536 ? 2 : 4;
+  bytes_ += size == 1 ? '\xc4' : size == 2 ? '\xc5' : '\xc6';
+  big_endian(bytes.size(), size);
+  bytes_ += bytes;
+}
+
 void MsgpackWriter::integers(std::span<const std::int32_t> values) {
   array(values.size());
   for (const std::int32_t v : values) integer(v);
@@ -176,6 +184,19 @@ std::string MsgpackReader::string(std::string_view field) {
   std::string text(bytes_.substr(offset_, size));
   offset_ += size;
   return text;
+}
+
+std::string_view MsgpackReader::binary(std::string_view field) {
+  const std::uint8_t head = peek(field);
+  if (head < 0xc4 || head > 0xc6) wrong(field, "binary");
+  const std::size_t start = offset_;
+  const std::uint64_t size = big_endian(field, head == 0xc4 ? 1 : head == 0xc5 ? 2 : 4);
+  if (size > bytes_.size() - offset_)
+    fail(ErrorCode::kCorrupt, "[msgpack] field {}: binary at offset {} claims {} bytes, but only {} follow", field, start, size,
+         bytes_.size() - offset_);
+  const std::string_view out = bytes_.substr(offset_, static_cast<std::size_t>(size));
+  offset_ += static_cast<std::size_t>(size);
+  return out;
 }
 
 bool MsgpackReader::take_nil() {

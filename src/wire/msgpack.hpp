@@ -18,6 +18,7 @@ class MsgpackWriter {
   void integer(std::int64_t value);
   void real(float value);
   void string(std::string_view text);
+  void binary(std::string_view bytes);
   void integers(std::span<const std::int32_t> values);
   void reals(std::span<const float> values);
   void booleans(std::span<const std::uint8_t> values);
@@ -41,6 +42,7 @@ class MsgpackReader {
   float real(std::string_view field);  ///< float32, float64 or an integer
   bool boolean(std::string_view field);
   std::string string(std::string_view field);
+  std::string_view binary(std::string_view field);  ///< of the message
   /// Consumes a nil if it is next.
   bool take_nil();
   std::vector<std::int32_t> integers(std::string_view field);

@@ -35,6 +35,7 @@ void prepare(TrainingSample& sample, std::int64_t seq_len) {
   truncate(sample.rl_weights, limit);
   truncate(sample.ce_weights, limit);
   truncate(sample.ref_kl_weights, limit);
+  if (!sample.routed_experts.empty()) sample.routed_experts.resize(static_cast<std::int64_t>(sample.token_ids.size()));
   if (!sample.advantages.empty()) return;
   for (std::size_t i = 0; i < sample.token_ids.size(); ++i)
     if (sample.mask[i] != 0 && (sample.rl_weights.empty() || sample.rl_weights[i] != 0))
@@ -93,6 +94,26 @@ void append_stream(std::vector<float>& out, const std::vector<float>& values, bo
     out.insert(out.end(), values.begin(), values.end());
 }
 
+/// Of the samples of a row, one behind the other; of those that do not say nothing is known.
+RoutedExperts join_experts(const std::vector<std::size_t>& bin, const std::vector<TrainingSample>& samples) {
+  RoutedExperts out;
+  for (const std::size_t i : bin)
+    if (const RoutedExperts& known = samples[i].routed_experts; !known.empty()) {
+      if (out.row_size() > 0 && (out.num_layers != known.num_layers || out.top_k != known.top_k))
+        fail(ErrorCode::kInvalidArgument, "[packing] samples have experts of {} x {} and of {} x {}: their servers have different models",
+             out.num_layers, out.top_k, known.num_layers, known.top_k);
+      out.num_layers = known.num_layers;
+      out.top_k = known.top_k;
+    }
+  if (out.row_size() == 0) return out;
+  std::int64_t num_tokens = 0;
+  for (const std::size_t i : bin) {
+    out.ids.insert(out.ids.end(), samples[i].routed_experts.ids.begin(), samples[i].routed_experts.ids.end());
+    out.resize(num_tokens += static_cast<std::int64_t>(samples[i].token_ids.size()));
+  }
+  return out;
+}
+
 MicroBatch materialise(const std::vector<std::size_t>& bin, const std::vector<TrainingSample>& samples, std::int64_t pad_multiple) {
   MicroBatch row;
   const auto any = [&](auto member) { return std::ranges::any_of(bin, [&](std::size_t i) { return !(samples[i].*member).empty(); }); };
@@ -114,6 +135,7 @@ MicroBatch materialise(const std::vector<std::size_t>& bin, const std::vector<Tr
     append_stream(row.ce_weights, s.ce_weights, has_ce, 0.0f, n);
     append_stream(row.ref_kl_weights, s.ref_kl_weights, has_ref_kl, 0.0f, n);
   }
+  row.routed_experts = join_experts(bin, samples);
   const std::size_t multiple = static_cast<std::size_t>(pad_multiple);
   const std::size_t pad = (multiple - row.input_ids.size() % multiple) % multiple;
   if (pad == 0) return row;
@@ -128,6 +150,7 @@ MicroBatch materialise(const std::vector<std::size_t>& bin, const std::vector<Tr
   for (std::size_t p = 0; p < pad; ++p) row.position_ids.push_back(static_cast<std::int32_t>(p));
   for (auto* stream : {&row.ref_logprobs, &row.rl_weights, &row.ce_weights, &row.ref_kl_weights})
     if (!stream->empty()) stream->resize(total, 0.0f);
+  if (!row.routed_experts.empty()) row.routed_experts.resize(static_cast<std::int64_t>(total));
   return row;
 }
 

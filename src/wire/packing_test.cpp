@@ -125,6 +125,39 @@ TEST(Packing, Invariants) {
   }
 }
 
+TEST(Packing, ExpertsFollowTheirTokens) {
+  Rng rng(9);
+  std::vector<TrainingSample> samples;
+  for (int i = 0; i < 5; ++i) {
+    TrainingSample& sample = samples.emplace_back(make_sample(rng, i, static_cast<std::size_t>(3 + 2 * i)));
+    if (i == 2) continue;  // does not say
+    sample.routed_experts = {.start = 0, .num_layers = 2, .top_k = 2, .ids = {}};
+    for (const std::int32_t id : sample.token_ids)
+      for (const int k : {1, 2, 3, 4}) sample.routed_experts.ids.push_back(static_cast<std::uint16_t>(id % 50 + k));
+  }
+  for (const auto& rank : pack(samples, {.seq_len = 8, .num_ranks = 2, .pad_to_multiple_of = 4}))
+    for (const MicroBatch& row : rank) {
+      if (row.routed_experts.empty()) {
+        EXPECT_EQ(row.env_names, std::vector<std::string>{samples[2].env_name}) << "a row of one that does not say";
+        continue;
+      }
+      ASSERT_EQ(row.routed_experts.num_tokens(), static_cast<std::int64_t>(row.input_ids.size())) << row.env_names[0];
+      std::size_t first = 0;
+      for (std::size_t s = 0; s < row.sequence_lengths.size(); ++s) {
+        for (std::size_t p = 0; p < static_cast<std::size_t>(row.sequence_lengths[s]); ++p) {
+          const std::uint16_t* ids = &row.routed_experts.ids[4 * (first + p)];
+          const bool is_known = ids[3] != 0;
+          for (const std::uint16_t k : {0, 1, 2, 3}) EXPECT_EQ(ids[k], is_known ? row.input_ids[first + p] % 50 + k + 1 : 0);
+          EXPECT_TRUE(is_known || row.loss_mask[first + p] == 0 || row.sequence_lengths[s] == 7 || row.sequence_lengths[s] == 8);
+        }
+        first += static_cast<std::size_t>(row.sequence_lengths[s]);
+      }
+    }
+  samples[1].routed_experts.top_k = 1;
+  samples[1].routed_experts.num_layers = 4;
+  EXPECT_THROW(pack(samples, {.seq_len = 64}), Error) << "of two models";
+}
+
 TEST(Packing, FewSamplesSpreadOverRanks) {
   Rng rng(1);
   std::vector<TrainingSample> samples;

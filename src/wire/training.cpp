@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 
 #include "base/error.hpp"
 #include "wire/checks.hpp"
@@ -12,8 +13,8 @@ namespace prl::wire {
 
 namespace {
 
-// Positions of a micro-batch's fields in its array. 10 to 12 (routed experts, multimodal tensors, token types) are not
-// carried by this system and always nil.
+// Positions of a micro-batch's fields in its array. 11 and 12 (multimodal tensors, token types) are not carried by this system and always
+// nil.
 constexpr std::size_t kNumRequired = 9;
 constexpr std::size_t kRefLogprobs = 9, kRoutedExperts = 10, kMmKwargs = 11, kMmTokenTypes = 12, kRlWeights = 13, kCeWeights = 14,
                       kRefKlWeights = 15, kNumFields = 16;
@@ -29,13 +30,23 @@ void write_optional(MsgpackWriter& out, const std::vector<float>& stream) {
     out.reals(stream);
 }
 
+void write_experts(MsgpackWriter& out, const RoutedExperts& experts) {
+  if (experts.empty()) return out.nil();
+  const ExpertBytes bytes = encode(experts);
+  out.array(3);
+  out.binary(bytes.data);
+  out.array(3);
+  for (const std::int64_t size : {experts.num_tokens(), experts.num_layers, experts.top_k}) out.integer(size);
+  out.string(bytes.dtype);
+}
+
 void write(MsgpackWriter& out, const MicroBatch& b) {
   std::size_t num_fields = kNumFields;
   if (b.ref_kl_weights.empty()) {
     num_fields = kRefKlWeights;
     if (b.ce_weights.empty()) {
       num_fields = kCeWeights;
-      if (b.rl_weights.empty()) num_fields = b.ref_logprobs.empty() ? kNumRequired : kRoutedExperts;
+      if (b.rl_weights.empty()) num_fields = !b.routed_experts.empty() ? kMmKwargs : b.ref_logprobs.empty() ? kNumRequired : kRoutedExperts;
     }
   }
   out.array(num_fields);
@@ -52,6 +63,8 @@ void write(MsgpackWriter& out, const MicroBatch& b) {
   for (std::size_t field = kRefLogprobs; field < num_fields; ++field) {
     if (field == kRefLogprobs)
       write_optional(out, b.ref_logprobs);
+    else if (field == kRoutedExperts)
+      write_experts(out, b.routed_experts);
     else if (field == kRlWeights)
       write_optional(out, b.rl_weights);
     else if (field == kCeWeights)
@@ -65,6 +78,19 @@ void write(MsgpackWriter& out, const MicroBatch& b) {
 
 std::vector<float> read_optional(MsgpackReader& in, std::string_view field) {
   return in.take_nil() ? std::vector<float>{} : in.reals(field);
+}
+
+RoutedExperts read_experts(MsgpackReader& in) {
+  constexpr std::string_view kField = "routed_experts";
+  if (in.take_nil()) return {};
+  if (const std::size_t n = in.array(kField); n != 3)
+    fail(ErrorCode::kCorrupt, "[msgpack] field {}: wanted data, shape and dtype, found {} members", kField, n);
+  const std::string_view data = in.binary("routed_experts.data");
+  std::array<std::int64_t, 3> shape{};
+  if (const std::size_t n = in.array("routed_experts.shape"); n != shape.size())
+    fail(ErrorCode::kCorrupt, "[msgpack] field {}.shape: wanted 3 numbers, found {}", kField, n);
+  for (std::int64_t& size : shape) size = in.integer("routed_experts.shape");
+  return decode_experts(kField, data, in.string("routed_experts.dtype"), shape[0], shape[1], shape[2]);
 }
 
 MicroBatch read_micro_batch(MsgpackReader& in) {
@@ -86,6 +112,8 @@ MicroBatch read_micro_batch(MsgpackReader& in) {
   for (std::size_t field = kRefLogprobs; field < num_fields; ++field) {
     if (field == kRefLogprobs)
       b.ref_logprobs = read_optional(in, "ref_logprobs");
+    else if (field == kRoutedExperts)
+      b.routed_experts = read_experts(in);
     else if (field == kRlWeights)
       b.rl_weights = read_optional(in, "rl_weights");
     else if (field == kCeWeights)
@@ -93,10 +121,8 @@ MicroBatch read_micro_batch(MsgpackReader& in) {
     else if (field == kRefKlWeights)
       b.ref_kl_weights = read_optional(in, "ref_kl_weights");
     else if (!in.take_nil())
-      fail(ErrorCode::kNotImplemented, "[msgpack] field {} is set, but this build trains neither on routed experts nor on images",
-           field == kRoutedExperts ? "routed_experts"
-           : field == kMmKwargs    ? "mm_kwargs"
-                                   : "mm_token_type_ids");
+      fail(ErrorCode::kNotImplemented, "[msgpack] field {} is set, but this build does not train on images",
+           field == kMmKwargs ? "mm_kwargs" : "mm_token_type_ids");
   }
   return b;
 }

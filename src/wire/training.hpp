@@ -5,6 +5,8 @@
 #include <string_view>
 #include <vector>
 
+#include "wire/routed_experts.hpp"
+
 namespace prl::wire {
 
 /// One flat token sequence for the trainer (spec 3.10). All arrays have the length of token_ids, or are empty where noted.
@@ -19,6 +21,7 @@ struct TrainingSample {
   std::vector<float> rl_weights;      ///< empty: 1
   std::vector<float> ce_weights;      ///< empty: 0
   std::vector<float> ref_kl_weights;  ///< empty: 0
+  RoutedExperts routed_experts = {};  ///< of all tokens, from the first on; empty: not known
   /// Policy version behind each sampled token, -1 of others; for logs alone, never sent. Empty: not known.
   std::vector<std::int64_t> versions = {};
 };
@@ -37,6 +40,7 @@ struct MicroBatch {
   std::vector<float> rl_weights;       ///< empty: 1
   std::vector<float> ce_weights;       ///< empty: 0
   std::vector<float> ref_kl_weights;   ///< empty: 0
+  RoutedExperts routed_experts = {};   ///< of all tokens; empty: not known
 };
 
 /// What the orchestrator ships for one optimizer step: for each data-parallel rank, its micro-batches.

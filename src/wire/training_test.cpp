@@ -50,6 +50,11 @@ TrainingBatch make_batch() {
   batch.ranks[0][1].ce_weights = stream_of(batch.ranks[0][1], 0.1f);
   batch.ranks[1][0].rl_weights = stream_of(batch.ranks[1][0], 1.0f);
   batch.ranks[1][0].ref_kl_weights = stream_of(batch.ranks[1][0], 0.5f);
+  for (auto& [row, last] : {std::pair{&batch.ranks[0][1], 127}, {&batch.ranks[1][0], 300}}) {
+    row->routed_experts = {.start = 0, .num_layers = 3, .top_k = 2, .ids = {}};
+    for (std::size_t i = 0; i < 6 * row->input_ids.size(); ++i)
+      row->routed_experts.ids.push_back(static_cast<std::uint16_t>(i % static_cast<std::size_t>(last + 1)));
+  }
   return batch;
 }
 
@@ -66,6 +71,7 @@ void expect_equal(const MicroBatch& a, const MicroBatch& b) {
   EXPECT_EQ(a.rl_weights, b.rl_weights);
   EXPECT_EQ(a.ce_weights, b.ce_weights);
   EXPECT_EQ(a.ref_kl_weights, b.ref_kl_weights);
+  EXPECT_EQ(a.routed_experts, b.routed_experts);
 }
 
 ErrorCode code_of(std::string_view bytes) {
@@ -106,6 +112,10 @@ TEST(TrainingCodec, AnotherReaderSeesTheFields) {
   ASSERT_EQ(second.size(), 15u);
   EXPECT_TRUE(second[9].is_null());
   EXPECT_TRUE(second[13].is_null());
+  EXPECT_EQ(second[10][0].get_binary(), (std::vector<std::uint8_t>{0, 1, 2, 3, 4, 5}));
+  EXPECT_EQ(second[10][1], (std::vector<int>{1, 3, 2}));
+  EXPECT_EQ(second[10][2], "uint8");
+  EXPECT_EQ(json[1][1][0][10][2], "uint16") << "an expert above 255";
   EXPECT_EQ(json[1][1][0].size(), 16u);
 }
 

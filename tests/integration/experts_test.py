@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """A mixture of experts (qwen3_moe) from nothing to a server: fine-tuning, RL and serving give the bits of one process however they are divided."""
+import base64
 import json
 import os
 
@@ -93,6 +94,68 @@ def test_rl_gives_the_weights_of_one_process():
         check(weights(folder / "several") == one, "two trainer ranks and a server gave other weights than one process")
 
 
+def test_router_replay():
+    """The trainer takes the experts that tokens were sampled with: the bits of its own routers in lock-step, others where weights have moved on."""
+    with harness.workspace("moe-replay") as folder:
+        prepare(folder)
+        fine_tune(folder, "sft", steps=60)
+        replay = ["--trainer.enable-router-replay"]
+        config = harness.rl_config(folder / "rl.toml", folder / "sft/weights/step_60", max_async_level=0, max_steps=STEPS)
+        prl("rl", "@", config, "--output-dir", folder / "one", "--ckpt")
+        one = weights(folder / "one")
+        ports = harness.free_ports(4)
+        ranks = ["--deployment.type", "single_node", "--deployment.num-train-gpus", 2, "--trainer-gpu-ids", "[0, 1]"]
+        several = [*ranks, "--inference-gpu-ids", "[0]"]
+        tp = [*ranks, "--inference-gpu-ids", "[0, 1]", "--inference.parallel.tp", 2, "--inference.server.port", ports[1]]
+        for name, flags in {"replayed": [], "served": [*several, "--inference.server.port", ports[0]], "tp": tp}.items():
+            prl("rl", "@", config, "--output-dir", folder / name, "--ckpt", *replay, *flags)
+            check(weights(folder / name) == one, f"{name}: replayed experts gave other weights than the routers in lock-step")
+            rows = harness.metrics(folder / name)
+            check(all(rows[step]["mismatch_kl/all/max"] == 0 for step in range(1, STEPS + 1)), f"{name}: sampler and trainer disagree")
+            check(all(0.8 < rows[step]["replayed_tokens"] < 1 for step in range(1, STEPS + 1)), f"{name}: {rows[1]['replayed_tokens']} of all tokens")
+        leaves = ["--trainer.model.cp-style", "ulysses", "--trainer.model.leaves-per-row", 4]
+        prl("rl", "@", config, "--output-dir", folder / "leaves", "--ckpt", *leaves)
+        prl("rl", "@", config, "--output-dir", folder / "cp", "--ckpt", *replay, *leaves, "--trainer.model.cp", 2, *several, "--inference.server.port", ports[2])
+        check(weights(folder / "cp") == weights(folder / "leaves"), "ranks that share rows replayed other experts")
+        # Two versions behind, the experts of a token may be others than the routers would choose now.
+        late = harness.rl_config(folder / "late.toml", folder / "sft/weights/step_60", max_async_level=2, max_steps=STEPS)
+        runs = {"late": [], "late-replayed": replay}
+        for name, flags in runs.items():
+            prl("rl", "@", late, "--output-dir", folder / name, "--ckpt", "--trainer.optim.lr", "1e-3", "--orchestrator.strict-async-level", *flags)
+        check(weights(folder / "late") != weights(folder / "late-replayed"), "replay changed nothing although the routers had moved on")
+
+
+def test_servers_tell_which_experts_tokens_had():
+    with harness.workspace("moe-routes") as folder:
+        prepare(folder)
+        port, log = harness.free_port(), folder / "server.log"
+        serve = ["inference", "--model.name", folder / "model", "--model.served-name", "m", "--server.port", port]
+        with harness.running(*serve, "--enable-return-routed-experts", log=log) as server:
+            harness.wait_until(lambda: harness.is_healthy(port) or server.poll() is not None, 30, "the server")
+            prompt = list(range(40, 60))
+
+            def experts(**sampling):
+                body = {"model": "m", "token_ids": prompt, "sampling_params": {"max_tokens": 5, "temperature": 0, "ignore_eos": True, **sampling}}
+                status, reply = harness.request(port, "POST", "/inference/v1/generate", body)
+                check(status == 200, f"{status}: {reply}")
+                found = reply["choices"][0]["routed_experts"]
+                check(list(found) == ["data", "shape", "start", "dtype"] and found["dtype"] == "uint8", f"{found}")
+                return found, base64.b64decode(found["data"])
+            found, data = experts()
+            check(found["shape"] == [24, 2, 2] and found["start"] == 0 and len(data) == 96, f"{found}")
+            check(all(id < 8 for id in data) and all(data[i] != data[i + 1] for i in range(0, 96, 2)), f"no two experts of eight each: {list(data)}")
+            later, tail = experts(routed_experts_prompt_start=17)
+            check(later["shape"] == [7, 2, 2] and later["start"] == 17 and tail == data[68:], "other experts from a later token on")
+            body = {"model": "m", "token_ids": prompt, "sampling_params": {"routed_experts_prompt_start": 21}}
+            status, reply = harness.request(port, "POST", "/inference/v1/generate", body)
+            check(status == 400 and "routed_experts_prompt_start" in json.dumps(reply), f"{status}: {reply}")
+        harness.tiny_model(folder / "dense")
+        for command in (["inference", "--model.name", folder / "dense", "--enable-return-routed-experts", "--server.port", port],
+                        ["trainer", "--model.name", folder / "dense", "--enable-router-replay", "--data.fake", "--output-dir", folder / "out"]):
+            said = "".join(prl(*command, expect=None))
+            check("has no experts" in said or "has no routers" in said, f"a dense model was taken: {said[-500:]}")
+
+
 def test_adapters_of_experts():
     with harness.workspace("moe-lora") as folder:
         prepare(folder)
@@ -139,4 +202,5 @@ def test_serves_and_converts():
 
 
 if __name__ == "__main__":
-    harness.main(test_fine_tuning_gives_the_weights_of_one_rank, test_frozen_routers_stay, test_rl_gives_the_weights_of_one_process, test_adapters_of_experts, test_serves_and_converts)
+    harness.main(test_fine_tuning_gives_the_weights_of_one_rank, test_frozen_routers_stay, test_rl_gives_the_weights_of_one_process, test_router_replay,
+                 test_servers_tell_which_experts_tokens_had, test_adapters_of_experts, test_serves_and_converts)

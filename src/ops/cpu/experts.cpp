@@ -30,6 +30,19 @@ void choose(Chosen& chosen, const float* logits, std::int64_t num_experts, std::
   }
 }
 
+/// Whether the row names `k` experts, which it copies: see route().
+bool take_given(Chosen& chosen, const ConstTensorView& given_TK, std::int64_t token, std::int64_t num_experts, std::int64_t k) {
+  if (given_TK.data == nullptr) return false;
+  const std::int32_t* given = row_of<std::int32_t>(given_TK, token);
+  bool are_equal = k > 1;
+  for (std::int64_t i = 0; i < k; ++i) {
+    if (given[i] < 0 || given[i] >= num_experts) return false;
+    are_equal &= given[i] == given[0];
+  }
+  if (!are_equal) std::copy_n(given, k, chosen.begin());
+  return !are_equal;
+}
+
 float sum_of_exponentials(const float* logits, std::int64_t num_experts, float most) {
   float sum = 0.0f;
   for (std::int64_t e = 0; e < num_experts; ++e) sum += std::exp(logits[e] - most);
@@ -66,14 +79,20 @@ void keep_active_groups(float* values, std::int64_t num_experts, const ScoreRule
 
 }  // namespace
 
-void route(OpContext& ctx, TensorView ids_TK, TensorView weights_TK, TensorView mass_T, ConstTensorView logits_TE, bool renormalize) {
+void route(OpContext& ctx, TensorView ids_TK, TensorView weights_TK, TensorView mass_T, ConstTensorView logits_TE, bool renormalize,
+           ConstTensorView given_TK) {
   const std::int64_t T = logits_TE.shape.num_rows(), E = logits_TE.shape.num_cols(), K = ids_TK.shape.num_cols();
   parallel_rows(ctx, T, 4 * E, [&](std::int64_t begin, std::int64_t end) {
     Chosen chosen{};
     for (std::int64_t t = begin; t < end; ++t) {
       const float* logits = row_of<float>(logits_TE, t);
-      choose(chosen, logits, E, K);
-      const float most = logits[chosen[0]], all = sum_of_exponentials(logits, E, most);
+      const bool is_given = take_given(chosen, given_TK, t, E, K);
+      if (!is_given) choose(chosen, logits, E, K);
+      float most = logits[chosen[0]];
+      if (is_given && renormalize)  // of those that are added up, so that their sum is no 0
+        for (std::int64_t k = 1; k < K; ++k) most = std::max(most, logits[chosen[static_cast<std::size_t>(k)]]);
+      if (is_given && !renormalize) most = *std::max_element(logits, logits + E);
+      const float all = sum_of_exponentials(logits, E, most);
       float of_chosen = 0.0f;
       for (std::int64_t k = 0; k < K; ++k) of_chosen += std::exp(logits[chosen[static_cast<std::size_t>(k)]] - most);
       mass_T.as<float>()[t] = of_chosen / all;
@@ -101,7 +120,7 @@ void route_backward(OpContext& ctx, TensorView dlogits_TE, ConstTensorView dweig
       if (renormalize) {
         std::fill_n(d.begin(), E, 0.0f);
       } else {
-        const float most = logits[ids[0]], sum = sum_of_exponentials(logits, E, most);
+        const float most = *std::max_element(logits, logits + E), sum = sum_of_exponentials(logits, E, most);
         for (std::int64_t e = 0; e < E; ++e) d[static_cast<std::size_t>(e)] = -mean * (std::exp(logits[e] - most) / sum);
       }
       for (std::int64_t k = 0; k < K; ++k) d[static_cast<std::size_t>(ids[k])] = w[k] * (dw[k] - mean);
@@ -111,7 +130,7 @@ void route_backward(OpContext& ctx, TensorView dlogits_TE, ConstTensorView dweig
 }
 
 void route_by_score(OpContext& ctx, TensorView ids_TK, TensorView weights_TK, TensorView mass_T, ConstTensorView logits_TE,
-                    ConstTensorView bias_PE, const ScoreRule& rule) {
+                    ConstTensorView bias_PE, const ScoreRule& rule, ConstTensorView given_TK) {
   const std::int64_t T = logits_TE.shape.num_rows(), E = logits_TE.shape.num_cols(), K = ids_TK.shape.num_cols();
   std::array<float, kMaxExperts> bias{};
   for (std::int64_t p = bias_PE.shape.num_rows() - 1; p >= 0; --p)
@@ -128,8 +147,10 @@ void route_by_score(OpContext& ctx, TensorView ids_TK, TensorView weights_TK, Te
         value[e] = score[e] + bias[e];
         all += score[e];
       }
-      keep_active_groups(value.data(), E, rule);
-      choose(chosen, value.data(), E, K);
+      if (!take_given(chosen, given_TK, t, E, K)) {
+        keep_active_groups(value.data(), E, rule);
+        choose(chosen, value.data(), E, K);
+      }
       for (std::int64_t k = 0; k < K; ++k) of_chosen += score[static_cast<std::size_t>(chosen[static_cast<std::size_t>(k)])];
       mass_T.as<float>()[t] = of_chosen / all;
       for (std::int64_t k = 0; k < K; ++k) {
@@ -164,6 +185,18 @@ void route_by_score_backward(OpContext& ctx, TensorView dlogits_TE, ConstTensorV
       for (std::size_t k = 0; k < static_cast<std::size_t>(K); ++k)
         d[static_cast<std::size_t>(ids[k])] = rule.scale * (dw[k] - mean) / divisor * score[k] * (1.0f - score[k]);
       kernels_of_cpu.cast(row_bytes(dlogits_TE, t), dlogits_TE.dtype, d.data(), DType::kF32, E);
+    }
+  });
+}
+
+void log_route(OpContext& ctx, TensorView log_SB, ConstTensorView ids_TK, ConstTensorView slot_T, std::int64_t first_entry) {
+  const std::int64_t K = ids_TK.shape.num_cols(), width = log_SB.shape.num_cols() / 2;
+  parallel_rows(ctx, ids_TK.shape.num_rows(), K, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t) {
+      const std::int32_t slot = slot_T.as<std::int32_t>()[t];
+      if (slot < 0) continue;
+      auto* const out = static_cast<std::uint16_t*>(log_SB.data) + slot * width + first_entry;
+      for (std::int64_t k = 0; k < K; ++k) out[k] = static_cast<std::uint16_t>(row_of<std::int32_t>(ids_TK, t)[k]);
     }
   });
 }

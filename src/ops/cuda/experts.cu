@@ -28,6 +28,8 @@ struct RouteArgs {
   std::int64_t ids_stride, weights_stride, logits_stride;
   int num_tokens, num_experts, num_active;
   bool renormalize;
+  const std::int32_t* given;  ///< nullptr: none
+  std::int64_t given_stride;
 };
 
 /// One warp per token; lane k keeps the k-th expert, and every lane the logits of kEach experts.
@@ -44,14 +46,26 @@ __global__ void __launch_bounds__(kRouteWarps* kWarp) route_kernel(const RouteAr
   for (int i = 0; i < kEach; ++i) v[i] = i * kWarp + lane < a.num_experts ? logits[i * kWarp + lane] : 0.0f;
   Candidate last, mine{0.0f, 0};
   float most = 0.0f;
-  for (int k = 0; k < a.num_active; ++k) {
-    Candidate best{-INFINITY, INT_MAX};
+  const int given = given_expert(a.given, t * a.given_stride, lane, a.num_active, a.num_experts);
+  if (given >= 0) {
+    mine = {logits[given], given};
+    most = mine.value;
+    if (!a.renormalize) {
 #pragma unroll
-    for (int i = 0; i < kEach; ++i)
-      if (const Candidate c{v[i], i * kWarp + lane}; c.index < a.num_experts && is_behind(c, last)) take_greater(best, c);
-    last = greatest_of_warp(best);
-    if (k == 0) most = last.value;
-    if (lane == k) mine = last;
+      for (int i = 0; i < kEach; ++i)
+        if (i * kWarp + lane < a.num_experts) most = fmaxf(most, v[i]);
+    }
+    most = warp_max(most);
+  } else {
+    for (int k = 0; k < a.num_active; ++k) {
+      Candidate best{-INFINITY, INT_MAX};
+#pragma unroll
+      for (int i = 0; i < kEach; ++i)
+        if (const Candidate c{v[i], i * kWarp + lane}; c.index < a.num_experts && is_behind(c, last)) take_greater(best, c);
+      last = greatest_of_warp(best);
+      if (k == 0) most = last.value;
+      if (lane == k) mine = last;
+    }
   }
   float all = 0.0f;
 #pragma unroll
@@ -68,6 +82,14 @@ __global__ void __launch_bounds__(kRouteWarps* kWarp) route_kernel(const RouteAr
   }
 }
 
+__global__ void __launch_bounds__(kRowBlock) log_route_kernel(std::uint16_t* log, std::int64_t width, const std::int32_t* ids,
+                                                              std::int64_t ids_stride, const std::int32_t* slots, int num, int num_active) {
+  const int i = static_cast<int>(blockIdx.x) * kRowBlock + static_cast<int>(threadIdx.x);
+  if (i >= num) return;
+  const int t = i / num_active, k = i % num_active;
+  if (const int slot = slots[t]; slot >= 0) log[slot * width + k] = static_cast<std::uint16_t>(ids[t * ids_stride + k]);
+}
+
 /// One warp per token: first what all experts get, then the active ones.
 template <typename T>
 __global__ void __launch_bounds__(kRouteWarps* kWarp)
@@ -82,8 +104,10 @@ __global__ void __launch_bounds__(kRouteWarps* kWarp)
   float mean = 0.0f;
   for (int k = 0; k < a.num_active; ++k) mean += __shfl_sync(kFullWarp, w * dw, k);
   float all = 1.0f;
-  const float most = logits[__shfl_sync(kFullWarp, index, 0)];
+  float most = -INFINITY;
   if (!a.renormalize) {
+    for (int e = lane; e < a.num_experts; e += kWarp) most = fmaxf(most, logits[e]);
+    most = warp_max(most);
     all = 0.0f;
     for (int e = lane; e < a.num_experts; e += kWarp) all += __expf(logits[e] - most);
 #pragma unroll
@@ -341,7 +365,7 @@ std::optional<Mixture> mixture(const OpContext& ctx, std::int64_t num_tokens, st
   const std::optional<Stacked> gate_up = stacked(ctx, experts.gate_up), down = stacked(ctx, experts.down);
   if (!gate_up || !down || gate_up->first->dtype() != DType::kBF16) return std::nullopt;
   const auto E = static_cast<std::int64_t>(experts.down.size());
-  const std::int64_t R = num_tokens * num_active, H = gate_up->first->num_inputs(), F = down->first->num_inputs();
+  const std::int64_t R = num_tokens * num_active;
   // Twice the mean, so that most experts have one tile: one of 16 rows costs little more than one of 8, a second reads the weights again.
   int rows = 8;
   while (rows < 128 && rows * E < 2 * R) rows *= 2;
@@ -349,7 +373,7 @@ std::optional<Mixture> mixture(const OpContext& ctx, std::int64_t num_tokens, st
   const auto product = [&](Product& p, RowsOfExperts& of, FewRowsTile& tile, const Stacked& weights, bool swiglu) {
     p = forward_product(*weights.first, nullptr, weights.first->num_inputs(), R, 0, weights.first->num_outputs());
     p.out_dtype = DType::kBF16;
-    p.out_stride = swiglu ? F : H;
+    p.out_stride = weights.first->num_outputs() / (swiglu ? 2 : 1);
     // Each expert that has rows has one tile that may not be full.
     of = {.tiles = nullptr, .num_tiles = std::min(R, std::min(R, E) + R / rows), .num_experts = E, .rows_apart = weights.rows_apart};
     if (!has_librarys_bits(ctx, p) || of.num_tiles > 65535) return false;
@@ -374,20 +398,32 @@ RouteArgs args_of(const ConstTensorView& logits_TE, const ConstTensorView& ids_T
           .num_tokens = static_cast<int>(logits_TE.shape.num_rows()),
           .num_experts = static_cast<int>(logits_TE.shape.num_cols()),
           .num_active = static_cast<int>(ids_TK.shape.num_cols()),
-          .renormalize = renormalize};
+          .renormalize = renormalize,
+          .given = nullptr,
+          .given_stride = 0};
 }
 
 unsigned route_blocks(const RouteArgs& a) { return static_cast<unsigned>((a.num_tokens + kRouteWarps - 1) / kRouteWarps); }
 
 }  // namespace
 
-void route(OpContext& ctx, TensorView ids_TK, TensorView weights_TK, TensorView mass_T, ConstTensorView logits_TE, bool renormalize) {
+void route(OpContext& ctx, TensorView ids_TK, TensorView weights_TK, TensorView mass_T, ConstTensorView logits_TE, bool renormalize,
+           ConstTensorView given_TK) {
   RouteArgs a = args_of(logits_TE, ids_TK, weights_TK, renormalize);
   a.mass = mass_T.as<float>();
+  a.given = given_TK.as<std::int32_t>();
+  a.given_stride = given_TK.row_stride;
   const auto run = [&](auto kernel) { launch_chained(stream_of(ctx), kernel, dim3(route_blocks(a)), dim3(kRouteWarps * kWarp), 0, a); };
   static_assert(kMaxExperts <= 32 * kWarp);
   if (a.num_experts <= 4 * kWarp) return run(route_kernel<4>);
   a.num_experts <= 8 * kWarp ? run(route_kernel<8>) : run(route_kernel<32>);
+}
+
+void log_route(OpContext& ctx, TensorView log_SB, ConstTensorView ids_TK, ConstTensorView slot_T, std::int64_t first_entry) {
+  const auto num = static_cast<int>(ids_TK.shape.num_elements()), num_active = static_cast<int>(ids_TK.shape.num_cols());
+  log_route_kernel<<<(num + kRowBlock - 1) / kRowBlock, kRowBlock, 0, stream_of(ctx)>>>(
+      static_cast<std::uint16_t*>(log_SB.data) + first_entry, log_SB.shape.num_cols() / 2, ids_TK.as<std::int32_t>(), ids_TK.row_stride,
+      slot_T.as<std::int32_t>(), num, num_active);
 }
 
 void route_backward(OpContext& ctx, TensorView dlogits_TE, ConstTensorView dweights_TK, ConstTensorView logits_TE, ConstTensorView ids_TK,
@@ -474,10 +510,12 @@ bool can_mix_experts(OpContext& ctx, std::int64_t num_tokens, std::int64_t num_a
 
 /// For many rows of each expert: by grouped products, which hold gate and up in memory.
 bool mix_many_rows(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, ConstTensorView ids_TK, ConstTensorView weights_TK,
-                   const ExpertMatrices& experts) {
+                   const ExpertMatrices& experts, const SharedLayers& shared) {
   const std::int64_t T = ids_TK.shape.num_rows(), K = ids_TK.shape.num_cols(), R = T * K, H = x_TH.shape.num_cols();
   const auto E = static_cast<std::int64_t>(experts.down.size());
-  const std::int64_t F = experts.down[0]->num_inputs(), first_cols = std::max(H, F), second_cols = std::max(2 * F, H);
+  // Of this rank, if others have other outputs of the matrices.
+  const std::int64_t F = experts.gate_up[0]->num_outputs() / 2, own_H = experts.down[0]->num_outputs();
+  const std::int64_t first_cols = std::max(H, F), second_cols = std::max(2 * F, own_H);
   std::int32_t *begin = nullptr, *token = nullptr, *slot = nullptr;
   float* weight = nullptr;
   std::uint16_t *first_memory = nullptr, *second_memory = nullptr;
@@ -499,23 +537,24 @@ bool mix_many_rows(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, Cons
   const TensorView begin_P{begin, Shape{E + 1}, DType::kI32, device, E + 1}, token_R{token, Shape{R}, DType::kI32, device, R};
   const TensorView weight_R{weight, Shape{R}, DType::kF32, device, R}, slot_TK = view(slot, T, K, DType::kI32);
   const TensorView rows_RH = view(first_memory, R, H, DType::kBF16), gate_up_R2F = view(second_memory, R, 2 * F, DType::kBF16);
-  const TensorView hidden_RF = view(first_memory, R, F, DType::kBF16), down_RH = view(second_memory, R, H, DType::kBF16);
+  const TensorView hidden_RF = view(first_memory, R, F, DType::kBF16), down_RH = view(second_memory, R, own_H, DType::kBF16);
   cuda::place_rows(ctx, begin_P, token_R, weight_R, slot_TK, ids_TK, weights_TK);
   gather_rows(ctx, first_memory, x_TH, token, R);
   if (!cuda::grouped_linear(ctx, gate_up_R2F, rows_RH, experts.gate_up, begin_P)) return false;
   cuda::swiglu_rows(ctx, hidden_RF, gate_up_R2F, weight_R);
-  if (!cuda::grouped_linear(ctx, down_RH, hidden_RF, experts.down, begin_P)) return false;
+  const ConstTensorView whole_RF = shared.group != nullptr ? shared.group->gather(ctx, shared.rank, hidden_RF) : hidden_RF;
+  if (!cuda::grouped_linear(ctx, down_RH, whole_RF, experts.down, begin_P)) return false;
   cuda::sum_rows(ctx, out_TH, down_RH, slot_TK, false);
   return true;
 }
 
 bool mix_experts(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, ConstTensorView ids_TK, ConstTensorView weights_TK,
-                 const ExpertMatrices& experts) {
+                 const ExpertMatrices& experts, const SharedLayers& shared) {
   const std::int64_t T = ids_TK.shape.num_rows(), K = ids_TK.shape.num_cols(), R = T * K, H = x_TH.shape.num_cols();
   std::optional<Mixture> m = mixture(ctx, T, K, experts);
   if (!m || !is_wide(x_TH)) return false;
   if (R >= kManyRowsOfExpert * static_cast<std::int64_t>(experts.down.size()) &&
-      mix_many_rows(ctx, out_TH, x_TH, ids_TK, weights_TK, experts))
+      mix_many_rows(ctx, out_TH, x_TH, ids_TK, weights_TK, experts, shared))
     return true;
   PlaceArgs a{};
   std::uint16_t *rows_RH = nullptr, *hidden_RF = nullptr;
@@ -526,7 +565,7 @@ bool mix_experts(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, ConstT
     a.slot = c.take<std::int32_t>(R);
     a.tiles = c.take<RowTile>(m->rows_of_gate_up.num_tiles);
     rows_RH = c.take<std::uint16_t>(R * H);
-    hidden_RF = c.take<std::uint16_t>(R * m->down.K);
+    hidden_RF = c.take<std::uint16_t>(R * m->gate_up.out_stride);
     return c.used();
   };
   carve(ctx.workspace->require(carve(nullptr)));
@@ -544,11 +583,16 @@ bool mix_experts(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, ConstT
   m->gate_up.a = rows_RH;
   m->gate_up.out = hidden_RF;
   few_rows_product(ctx, m->gate_up, m->tile_of_gate_up, {.swiglu = true, .experts = &m->rows_of_gate_up});
+  const Device device = ctx.runtime->device();
   m->down.a = hidden_RF;
+  if (shared.group != nullptr)
+    m->down.a =
+        shared.group
+            ->gather(ctx, shared.rank, ConstTensorView{hidden_RF, {R, m->gate_up.out_stride}, DType::kBF16, device, m->gate_up.out_stride})
+            .data;
   m->down.out = rows_RH;
   few_rows_product(ctx, m->down, m->tile_of_down, {.experts = &m->rows_of_down});
-  const Device device = ctx.runtime->device();
-  cuda::sum_rows(ctx, out_TH, ConstTensorView{rows_RH, {R, H}, DType::kBF16, device, H},
+  cuda::sum_rows(ctx, out_TH, ConstTensorView{rows_RH, {R, m->down.out_stride}, DType::kBF16, device, m->down.out_stride},
                  ConstTensorView{a.slot, {T, K}, DType::kI32, device, K}, false);
   return true;
 }

@@ -88,6 +88,50 @@ TEST(CudaExperts, AMixtureIsItsOpsOneAfterAnother) {
   EXPECT_EQ(different, "");
 }
 
+/// Given experts and their log, beside the CPU's.
+TEST(CudaExperts, GivenExpertsAreThoseOfTheCpu) {
+  Sides s;
+  struct Case {
+    std::int64_t T, E, K;
+  };
+  for (const auto& [T, E, K] : {Case{513, 128, 8}, Case{64, 256, 8}, Case{33, 1024, 32}, Case{5, 3, 1}}) {
+    const Tensor logits = s.random({T, E}, DType::kF32, 3, 2.0f), dweights = s.random({T, K}, DType::kF32, 9);
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(T * K)), slots(static_cast<std::size_t>(T));
+    Rng rng(7);
+    for (std::int64_t t = 0; t < T; ++t) {
+      const auto first = static_cast<std::int64_t>(rng.next_below(static_cast<std::uint64_t>(E)));
+      for (std::int64_t k = 0; k < K; ++k)
+        ids[static_cast<std::size_t>(t * K + k)] = static_cast<std::int32_t>(t % 5 == 1 ? -1 : t % 5 == 2 && K > 1 ? 2 : (first + k) % E);
+      slots[static_cast<std::size_t>(t)] = t % 7 == 3 ? -1 : static_cast<std::int32_t>(T - 1 - t);
+    }
+    Tensor given = Tensor::empty(s.cpu_runtime, {T, K}, DType::kI32), slot_T = Tensor::empty(s.cpu_runtime, {T}, DType::kI32);
+    std::ranges::copy(ids, given.as<std::int32_t>());
+    std::ranges::copy(slots, slot_T.as<std::int32_t>());
+    for (const bool renormalize : {false, true}) {
+      Tensor chosen[2], weights[2], mass[2], dlogits[2], log[2];
+      for (const int on_gpu : {0, 1}) {
+        const std::shared_ptr<DeviceRuntime>& runtime = on_gpu == 1 ? s.gpu_runtime : s.cpu_runtime;
+        OpContext& ctx = on_gpu == 1 ? s.gpu : s.cpu;
+        const auto here = [&](const Tensor& t) { return on_gpu == 1 ? s.to_gpu(t) : t; };
+        const Tensor logits_here = here(logits), dweights_here = here(dweights), given_here = here(given), slots_here = here(slot_T);
+        chosen[on_gpu] = Tensor::zeros(runtime, {T, K}, DType::kI32);
+        weights[on_gpu] = Tensor::zeros(runtime, {T, K}, DType::kF32);
+        mass[on_gpu] = Tensor::zeros(runtime, {T}, DType::kF32);
+        dlogits[on_gpu] = Tensor::zeros(runtime, {T, E}, DType::kF32);
+        log[on_gpu] = Tensor::zeros(runtime, {T, 6 * K}, DType::kU8);
+        route(ctx, chosen[on_gpu], weights[on_gpu], mass[on_gpu], logits_here, renormalize, given_here);
+        route_backward(ctx, dlogits[on_gpu], dweights_here, logits_here, chosen[on_gpu], weights[on_gpu], renormalize);
+        log_route(ctx, log[on_gpu], chosen[on_gpu], slots_here, K);
+      }
+      EXPECT_TRUE(same_bits(s.to_cpu(chosen[1]), chosen[0])) << E;
+      EXPECT_TRUE(same_bits(s.to_cpu(log[1]), log[0])) << E;
+      EXPECT_LT(s.difference(weights[1], weights[0]), 2e-6);
+      EXPECT_LT(s.difference(mass[1], mass[0]), 2e-6);
+      EXPECT_LT(s.difference(dlogits[1], dlogits[0]), 1e-5);
+    }
+  }
+}
+
 /// Experts by scores, at real sizes, beside the CPU's: the same choice, and what follows from it.
 TEST(CudaExperts, ScoresRouteAsOnTheCpu) {
   Sides s;

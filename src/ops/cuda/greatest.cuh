@@ -31,4 +31,13 @@ __device__ __forceinline__ Candidate greatest_of_warp(Candidate best) {
   return best;
 }
 
+/// The expert that row `row` of ops::route's `given` names for this lane, for lanes beyond K that of the first; -1 for all if it gives
+/// none.
+__device__ __forceinline__ int given_expert(const int* given, std::int64_t row, int lane, int num_active, int num_experts) {
+  if (given == nullptr) return -1;
+  const int mine = given[row + (lane < num_active ? lane : 0)], first = __shfl_sync(kFullWarp, mine, 0);
+  if (__any_sync(kFullWarp, mine < 0 || mine >= num_experts)) return -1;
+  return num_active > 1 && __all_sync(kFullWarp, mine == first) ? -1 : mine;
+}
+
 }  // namespace prl::ops::cuda

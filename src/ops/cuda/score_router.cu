@@ -21,6 +21,8 @@ struct ScoreArgs {
   int num_tokens, num_experts, num_active, num_parts, num_groups, num_active_groups;
   bool renormalize;
   float scale;
+  const std::int32_t* given;  ///< nullptr: none
+  std::int64_t given_stride;
 };
 
 __device__ __forceinline__ float score_of(float logit) { return 1.0f / (1.0f + expf(-logit)); }
@@ -79,9 +81,13 @@ __global__ void __launch_bounds__(kWarps* kWarp) route_by_score_kernel(const Sco
   };
   Candidate last;
   int mine = 0;
-  for (int k = 0; k < a.num_active; ++k) {
-    last = next_greatest(values, a.num_experts, lane, last, is_active);
-    if (lane == k) mine = last.index;
+  if (const int given = given_expert(a.given, t * a.given_stride, lane, a.num_active, a.num_experts); given >= 0) {
+    mine = given;
+  } else {
+    for (int k = 0; k < a.num_active; ++k) {
+      last = next_greatest(values, a.num_experts, lane, last, is_active);
+      if (lane == k) mine = last.index;
+    }
   }
   const float score = scores[mine];
   float of_chosen = 0.0f;
@@ -135,12 +141,14 @@ unsigned num_blocks(const ScoreArgs& a) { return static_cast<unsigned>((a.num_to
 }  // namespace
 
 void route_by_score(OpContext& ctx, TensorView ids_TK, TensorView weights_TK, TensorView mass_T, ConstTensorView logits_TE,
-                    ConstTensorView bias_PE, const ScoreRule& rule) {
+                    ConstTensorView bias_PE, const ScoreRule& rule, ConstTensorView given_TK) {
   ScoreArgs a = args_of(logits_TE, ids_TK, rule);
   a.weights = weights_TK.as<float>();
   a.weights_stride = weights_TK.row_stride;
   a.mass = mass_T.as<float>();
   a.bias = bias_PE.as<float>();
+  a.given = given_TK.as<std::int32_t>();
+  a.given_stride = given_TK.row_stride;
   a.num_parts = static_cast<int>(bias_PE.shape.num_rows());
   static_assert(kWarps * (2 * kMaxExperts + kMaxExperts / 2) * sizeof(float) <= 48 * 1024, "what a block may have without asking");
   const auto bytes = static_cast<std::size_t>(kWarps * (2 * a.num_experts + a.num_groups)) * sizeof(float);
