@@ -495,6 +495,24 @@ TEST_P(GroupFaults, WhoWaitsLearnsOfALossThatAnotherNoticed) {
   });
 }
 
+// A rank that is done waits for the others no longer than a farewell lasts. What these still wait for from each other goes on.
+TEST_P(GroupFaults, WhoIsDoneEarlyEndsNothing) {
+  const Call patient{.what = "a late message", .timeout = prl::testing::kPatience};
+  const auto body = [&](Communicator& group) {
+    float x = 7;
+    const TensorView view{&x, {1}, DType::kF32, {}, 1};
+    if (group.rank() == 1) {
+      std::this_thread::sleep_for(milliseconds(3500));  // rank 2's farewell, and what the watch of rank 0 needs to notice it
+      group.send(view, 0, patient);
+    } else if (group.rank() == 0) {
+      x = 0;
+      group.recv(view, 1, patient);
+      EXPECT_EQ(x, 7);
+    }
+  };
+  testing::run_threads(GetParam(), 3, body, milliseconds(1500));
+}
+
 TEST_P(GroupFaults, AbortFromAnotherThreadEndsAWait) {
   run_three([&](Communicator& group) {
     std::jthread other;

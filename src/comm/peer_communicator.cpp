@@ -238,10 +238,11 @@ class PeerCommunicator final : public Communicator {
   void leave() noexcept {
     if (is_closed_) return;
     if (std::uncaught_exceptions() > num_exceptions_) return abort("an error ended its work");
+    is_leaving_ = true;
     try {
       do_barrier({.what = "leaving", .timeout = std::min(options_.timeout, kFarewell)});
     } catch (const std::exception&) {
-      // The others have left, or were lost: this rank has no message in flight any more.
+      // The others have left, were lost, or are still at work among themselves: this rank has no message in flight any more.
     }
     if (!is_closed_.exchange(true)) transport_->close();
   }
@@ -384,7 +385,8 @@ class PeerCommunicator final : public Communicator {
     }
     loss_ = std::make_unique<PeerLost>(lost == kOutsider ? std::vector<int>{} : std::vector<int>{lost}, message, gave_up);
     if (!is_closed_.exchange(true)) {
-      tell(lost, message);
+      // Who is done accuses nobody: that others are slower than a farewell lasts must not end what they wait for from each other.
+      if (!is_leaving_) tell(lost, message);
       transport_->close();
     }
     throw PeerLost(*loss_);
@@ -541,6 +543,7 @@ class PeerCommunicator final : public Communicator {
   std::unique_ptr<Transport> transport_;
   std::unique_ptr<PeerLost> loss_;
   std::atomic<bool> is_closed_{false};
+  bool is_leaving_ = false;  ///< its work is done
   int num_exceptions_ = std::uncaught_exceptions();
   std::uint64_t num_operations_ = 0;
   std::vector<std::uint64_t> num_sent_, num_received_;
