@@ -124,6 +124,48 @@ struct KvConfig {
   }
 };
 
+/// Key-value blocks in host memory.
+struct KvOffloadCpuConfig {
+  std::int64_t num_bytes = std::int64_t{4} << 30;
+  template <class V>
+  void visit(V& v) {
+    v.field("num_bytes", num_bytes, "Host memory of each engine for blocks that its devices have no room for, page-locked on GPUs",
+            {.unit = "bytes", .min = 1});
+  }
+};
+/// Key-value blocks in files.
+struct KvOffloadDiskConfig {
+  std::optional<std::filesystem::path> path;
+  template <class V>
+  void visit(V& v) {
+    v.field("path", path, "Folder of the files");
+  }
+};
+struct NativeKvOffloadConfig {
+  static constexpr std::string_view kType = "native";
+  KvOffloadCpuConfig cpu;
+  std::optional<KvOffloadDiskConfig> disk;
+  template <class V>
+  void visit(V& v) {
+    v.field("cpu", cpu, "In host memory");
+    v.field("disk", disk, "In files", {.status = not_built("key-value blocks in files", "kv_cache_offload.cpu keeps them in host memory")});
+  }
+};
+struct MooncakeKvOffloadConfig {
+  static constexpr std::string_view kType = "mooncake";
+  static constexpr Status kStatus = not_built("key-value blocks in a Mooncake store", "use native, which keeps them in host memory");
+  std::optional<KvOffloadCpuConfig> cpu;
+  std::optional<KvOffloadDiskConfig> disk;
+  std::string device_name;
+  template <class V>
+  void visit(V& v) {
+    v.field("cpu", cpu, "In host memory");
+    v.field("disk", disk, "In files");
+    v.field("device_name", device_name, "Network device of the store");
+  }
+};
+using KvOffloadConfig = std::variant<NativeKvOffloadConfig, MooncakeKvOffloadConfig>;
+
 struct VllmRouterConfig {
   static constexpr std::string_view kType = "vllm-router";
   std::string policy = "consistent_hash";
@@ -231,7 +273,7 @@ struct InferenceConfig {
   bool enable_return_routed_experts = false;
   bool use_deep_gemm = false;
   bool use_pd_kv_transfer = false;
-  Value kv_cache_offload;
+  std::optional<KvOffloadConfig> kv_cache_offload;
   std::optional<RouterConfig> router;
   int backend_port = 8100;
   InferenceDeployment deployment;
@@ -283,8 +325,7 @@ struct InferenceConfig {
     v.field("use_deep_gemm", use_deep_gemm, "8-bit products with block scales", {.status = not_built("8-bit products")});
     v.field("use_pd_kv_transfer", use_pd_kv_transfer, "Send key-value blocks from prefill to decode engines",
             {.status = not_built("separate prefill and decode engines")});
-    v.field("kv_cache_offload", kv_cache_offload, "Keep key-value blocks in host memory or on disk",
-            {.status = not_built("key-value blocks outside the device")});
+    v.field("kv_cache_offload", kv_cache_offload, "Keep key-value blocks that leave the device's cache in host memory");
     v.field("router", router, "Router in front of several engines", {.status = not_built("routers in front of several engines")});
     v.field("backend_port", backend_port, "Port of the first engine behind the router of `prl inference`; the others' follow",
             {.min = 1, .max = 65535});

@@ -84,6 +84,7 @@ EvalsConfig evals_of(const SftConfig& config) {
     engine.max_num_batched_tokens = config.inference->max_num_batched_tokens;
     engine.enable_prefix_caching = config.inference->enable_prefix_caching;
     engine.enable_chunked_prefill = config.inference->enable_chunked_prefill;
+    engine.kv_cache_offload = config.inference->kv_cache_offload;
     engine.gpu_memory_utilization = config.inference->gpu_memory_utilization;
     engine.seed = config.inference->seed;
     engine.lora_dtype = config.inference->lora_dtype;

@@ -3,10 +3,23 @@
 #include "device/cuda_host_link.hpp"
 
 namespace prl {
+
+HostLink::Ticket HostLink::to_host(std::span<const HostCopy> pieces) {
+  Ticket last = 0;
+  for (const HostCopy& piece : pieces) last = to_host(piece.to, piece.from, piece.bytes);
+  return last;
+}
+HostLink::Ticket HostLink::to_device(std::span<const HostCopy> pieces, Ticket after) {
+  Ticket last = 0;
+  for (const HostCopy& piece : pieces) last = to_device(piece.to, piece.from, piece.bytes, after);
+  return last;
+}
+
 namespace {
 
 class CpuHostLink final : public HostLink {
  public:
+  using HostLink::to_device, HostLink::to_host;
   explicit CpuHostLink(std::shared_ptr<DeviceRuntime> runtime) : runtime_(std::move(runtime)) {}
   std::shared_ptr<void> allocate(std::size_t bytes) override {
     return {runtime_->allocate(bytes), [runtime = runtime_, bytes](void* memory) { runtime->deallocate(memory, bytes); }};

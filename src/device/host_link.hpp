@@ -3,10 +3,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "device/device.hpp"
 
 namespace prl {
+
+struct HostCopy {
+  void* to = nullptr;
+  const void* from = nullptr;
+  std::size_t bytes = 0;
+};
 
 /// Host memory (pinned, on GPUs) and asynchronous copies to and from a device that overlap with its work. One thread at a time, that of the
 /// device's work; copies of one direction run in the order of the calls. Memory on either side must stay valid until its copy is done,
@@ -23,6 +30,9 @@ class HostLink {
   virtual Ticket to_host(void* host, const void* source, std::size_t bytes) = 0;
   /// Starts when the work enqueued on the device so far has run and the copy `after` is done.
   virtual Ticket to_device(void* destination, const void* host, std::size_t bytes, Ticket after) = 0;
+  /// Several pieces as one copy; none: 0. Cheaper than one call for each where pieces are small.
+  virtual Ticket to_host(std::span<const HostCopy> pieces);
+  virtual Ticket to_device(std::span<const HostCopy> pieces, Ticket after);
   /// Work enqueued on the device from now on waits for that copy and those before it.
   virtual void hold_work(Ticket ticket) = 0;
   /// Blocks the caller until that copy and those before it are done. Errors as copy_to_host.

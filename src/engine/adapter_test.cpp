@@ -237,6 +237,30 @@ TEST_P(Adapters, ChunkedPrefillAndPreemptionChangeNoBit) {
   for (std::size_t i = 0; i < requests.size(); ++i) expect_exact(requests[i], outputs[i]);
 }
 
+TEST_P(Adapters, BlocksFromHostMemoryAreThoseOfAnAdapterAndItsVersion) {
+  EngineOptions options;
+  options.num_blocks = 16;  // of one sequence
+  options.num_host_blocks = 512;
+  make(options);
+  const auto requests = mixed();
+  run_together(requests);
+  const EngineStats before = engine_->stats();
+  const auto outputs = run_together(requests);
+  for (std::size_t i = 0; i < requests.size(); ++i) expect_exact(requests[i], outputs[i]);
+  EXPECT_GT(engine_->stats().num_host_hit_tokens, before.num_host_hit_tokens);
+  // New weights of an adapter find nothing, those of the others all there was.
+  const auto prompt = random_adapter_prompt(77, 1);
+  for (std::size_t i = 0; i < 4; ++i) generate(request_of(prompt, 8, 1, name_of(i)));
+  const nn::AdapterPtr other = lab_.make(99);
+  engine_->adapters().set(name_of(0), PolicyVersion{1}, {other, nullptr});
+  const auto updated = generate(request_of(prompt, 8, 1, name_of(0)));
+  EXPECT_EQ(updated.num_cached_tokens, 0);
+  EXPECT_EQ(bits_of(updated.logprobs), bits_of(lab_.evaluate(other, prompt, updated.token_ids)));
+  const auto kept = generate(request_of(prompt, 8, 1, name_of(1)));
+  EXPECT_EQ(kept.num_cached_tokens, 64);
+  expect_exact(request_of(prompt, 8, 1, name_of(1)), kept);
+}
+
 TEST_P(Adapters, FewPlacesForManyAdaptersOnlyTakeLonger) {
   EngineOptions options;
   options.adapters = std::make_shared<AdapterSet>(2);

@@ -79,14 +79,15 @@ CoreRequest& request_of(const Sequence& sequence) { return *static_cast<CoreRequ
 
 EngineCore::EngineCore(const CoreOptions& options, std::unique_ptr<ModelRunner> runner)
     : adapters_(options.adapters),
-      pool_(options.num_blocks, options.block_size),
+      host_(options.num_host_blocks > 0 ? std::make_unique<HostBlocks>(options.num_host_blocks, options.block_size) : nullptr),
+      pool_(options.num_blocks, options.block_size, host_.get()),
       scheduler_(
           [&] {
             SchedulerOptions scheduler = options.scheduler;
             scheduler.may_draw = [this](Sequence& sequence) { return may_draw(sequence); };
             return scheduler;
           }(),
-          pool_),
+          pool_, host_.get()),
       tenants_(scheduler_),
       runner_(std::move(runner)) {
   if (const auto weights = runner_->weights()) version_ = weights->version;
@@ -163,8 +164,10 @@ bool EngineCore::step() {
     try {
       adapters_->bring(plan, *runner_);
       steps_.begin(*runner_);
+      if (host_ != nullptr) host_->carried_out();
     } catch (const std::exception& error) {
       send_news();
+      scheduler_.give_up_copies();
       fail_step(plan, error.what());
       drop_ended();
       return true;
@@ -173,8 +176,12 @@ bool EngineCore::step() {
   if (runner_->works_beside_host()) {
     scheduler_.plan_ahead(steps_.oldest().plan, steps_.next_plan());
     try {
-      if (!steps_.next_plan().rows.empty()) steps_.begin(*runner_);
+      if (!steps_.next_plan().rows.empty()) {
+        steps_.begin(*runner_);
+        if (host_ != nullptr) host_->carried_out();
+      }
     } catch (const std::exception& error) {
+      scheduler_.give_up_copies();
       log::warning("a step could not be enqueued behind the one in flight and is planned again: {}", error.what());
     }
   }
@@ -379,6 +386,13 @@ EngineStats EngineCore::stats() const {
   stats.num_blocks_total = pool_.num_blocks();
   stats.block_size = pool_.block_size();
   stats.num_blocks_used = pool_.num_blocks() - pool_.num_free();
+  stats.num_host_hit_tokens = scheduler_.stats().num_host_hit_tokens;
+  if (host_ != nullptr) {
+    stats.num_host_blocks_total = host_->num_blocks();
+    stats.num_host_blocks_used = host_->num_cached();
+    stats.num_blocks_saved = host_->num_saved();
+    stats.num_blocks_restored = host_->num_restored();
+  }
   stats.version = version_;
   return stats;
 }

@@ -21,6 +21,7 @@ struct CoreOptions {
   SchedulerOptions scheduler;
   std::int64_t num_blocks = 0;
   std::int64_t block_size = 16;
+  std::int64_t num_host_blocks = 0;  ///< in host memory; 0: what the cache has no room for is lost
   std::shared_ptr<AdapterSet> adapters = std::make_shared<AdapterSet>(0);
 };
 
@@ -91,6 +92,7 @@ class EngineCore {
   void drop_ended();
 
   std::shared_ptr<AdapterSet> adapters_;
+  std::unique_ptr<HostBlocks> host_;  ///< nullptr: none
   BlockPool pool_;
   Scheduler scheduler_;
   TenantSet tenants_;

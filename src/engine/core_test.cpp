@@ -22,7 +22,7 @@ constexpr std::int32_t kVocab = 1000;
 
 struct World {
   explicit World(CoreOptions options, bool is_beside_host = false) {
-    auto owned = std::make_unique<FakeRunner>(options.num_blocks, options.block_size, kVocab);
+    auto owned = std::make_unique<FakeRunner>(options.num_blocks, options.block_size, kVocab, options.num_host_blocks);
     runner = owned.get();
     runner->is_beside_host = is_beside_host;
     core = std::make_unique<EngineCore>(options, std::move(owned));
@@ -460,7 +460,7 @@ class EngineProperty : public ::testing::TestWithParam<Hostile> {};
 
 TEST_P(EngineProperty, EveryRequestEndsOnceAndUndisturbedOnesAreExact) {
   int num_undisturbed = 0;
-  std::int64_t num_ahead = 0;
+  std::int64_t num_ahead = 0, num_restored = 0;
   for (std::uint64_t seed = 0; seed < 40; ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(seed, 99);
@@ -474,7 +474,7 @@ TEST_P(EngineProperty, EveryRequestEndsOnceAndUndisturbedOnesAreExact) {
       bool is_disturbed = false;
     };
     std::map<std::uint64_t, Tracked> all;
-    bool fails_now = false, fails_late = false;
+    bool fails_now = false, fails_half_way = false, fails_late = false;
     const auto fail_if = [&](bool& fails, const StepPlan& plan) {
       if (!std::exchange(fails, false)) return;
       for (const PlanRow& row : plan.rows)
@@ -482,6 +482,7 @@ TEST_P(EngineProperty, EveryRequestEndsOnceAndUndisturbedOnesAreExact) {
       fail(ErrorCode::kInternal, "made to fail");
     };
     world.runner->before_run = [&](const StepPlan& plan) { fail_if(fails_now, plan); };
+    world.runner->before_begun = [&](const StepPlan& plan) { fail_if(fails_half_way, plan); };
     world.runner->before_finish = [&](const StepPlan& plan) { fail_if(fails_late, plan); };
     PolicyVersion version{0};
     std::uint64_t next_id = 1;
@@ -519,7 +520,7 @@ TEST_P(EngineProperty, EveryRequestEndsOnceAndUndisturbedOnesAreExact) {
       } else if (choice < 36) {
         world.core->scheduler().reset_prefix_cache();
       } else if (choice < 37) {
-        fails_now = true;
+        (rng.next_below(2) == 0 ? fails_now : fails_half_way) = true;
       } else if (choice < 38) {
         fails_late = true;
       } else {
@@ -527,8 +528,9 @@ TEST_P(EngineProperty, EveryRequestEndsOnceAndUndisturbedOnesAreExact) {
       }
       world.core->scheduler().check_integrity();
     }
-    fails_now = fails_late = false;
+    fails_now = fails_half_way = fails_late = false;
     world.drain();
+    num_restored += world.core->stats().num_blocks_restored;
     num_ahead += world.runner->num_ahead;
     EXPECT_EQ(world.core->stats().num_blocks_used, 0);
     EXPECT_EQ(world.core->take_ended().size(), all.size());
@@ -543,6 +545,7 @@ TEST_P(EngineProperty, EveryRequestEndsOnceAndUndisturbedOnesAreExact) {
     }
   }
   EXPECT_GT(num_undisturbed, 50);
+  EXPECT_EQ(num_restored > 0, GetParam().options.num_host_blocks > 0);
   if (GetParam().options.scheduler.preempt_period > 0) {
     EXPECT_EQ(num_ahead, 0) << "the next step may preempt";
   } else {
@@ -567,6 +570,10 @@ CoreOptions without_chunks(CoreOptions options) {
   options.scheduler.max_num_batched_tokens = options.num_blocks * options.block_size;
   return options;
 }
+CoreOptions with_host(CoreOptions options, std::int64_t num_host_blocks) {
+  options.num_host_blocks = num_host_blocks;
+  return options;
+}
 CoreOptions preempting(CoreOptions options, std::int64_t period) {
   options.scheduler.preempt_period = period;
   return options;
@@ -580,7 +587,13 @@ INSTANTIATE_TEST_SUITE_P(Hostile, EngineProperty,
                                            Hostile{"ChunksOff", without_chunks(hostile(16, 4, 8, 0))},
                                            Hostile{"PreemptEveryStep", preempting(hostile(24, 4, 8, 32), 1)},
                                            Hostile{"PreemptCachingOff", preempting(without_cache(hostile(12, 2, 8, 9)), 2)},
-                                           Hostile{"OneAtATime", hostile(16, 2, 1, 5)}),
+                                           Hostile{"OneAtATime", hostile(16, 2, 1, 5)},
+                                           Hostile{"HostRoomy", with_host(hostile(16, 4, 8, 32), 256)},
+                                           Hostile{"HostSmall", with_host(hostile(16, 2, 6, 16), 5)},
+                                           Hostile{"HostOneBlock", with_host(hostile(8, 4, 4, 7), 1)},
+                                           Hostile{"HostChunksOff", with_host(without_chunks(hostile(16, 4, 8, 0)), 40)},
+                                           Hostile{"HostPreemptEveryStep", preempting(with_host(hostile(12, 2, 8, 32), 64), 1)},
+                                           Hostile{"HostOneAtATime", with_host(hostile(16, 2, 1, 5), 30)}),
                          [](const auto& config) { return std::string(config.param.name); });
 
 }  // namespace

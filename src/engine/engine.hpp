@@ -30,6 +30,7 @@ struct EngineOptions {
   std::int64_t max_model_len = 2048;
   std::int64_t block_size = 16;                ///< tokens per KV block
   std::int64_t num_blocks = 0;                 ///< of the KV cache; at least those of one sequence of max_model_len
+  std::int64_t num_host_blocks = 0;            ///< in host memory, for cached blocks that others have taken the place of; 0: none
   std::int64_t max_num_seqs = 64;              ///< requests that run at once
   std::int64_t max_num_batched_tokens = 2048;  ///< token budget of one step
   std::int64_t max_queued_requests = 4096;     ///< beyond it submit() answers kOverloaded
@@ -63,6 +64,9 @@ struct EngineStats {
   std::int64_t num_prompt_tokens = 0, num_generation_tokens = 0;
   std::int64_t num_prefix_queries_tokens = 0, num_prefix_hit_tokens = 0;
   std::int64_t num_blocks_total = 0, num_blocks_used = 0;
+  std::int64_t num_host_hit_tokens = 0;                              ///< of num_prefix_hit_tokens those that were in host memory alone
+  std::int64_t num_host_blocks_total = 0, num_host_blocks_used = 0;  ///< in host memory; used: those that can be found
+  std::int64_t num_blocks_saved = 0, num_blocks_restored = 0;        ///< copied to host memory and back
   std::int64_t num_finished_stop = 0, num_finished_length = 0, num_finished_abort = 0;
   /// Steps by their tokens, of prompts and output together: entry i counts those with at most kStepTokenBounds[i] and more than the
   /// bound before, the last entry the rest.

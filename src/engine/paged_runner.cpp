@@ -63,6 +63,8 @@ PagedRunner::PagedRunner(std::shared_ptr<DeviceRuntime> runtime, const EngineOpt
       times_(options.times),
       stopwatch_(times_ != nullptr || spans::is_on(spans::Detail::kFine) ? runtime->make_stopwatch() : nullptr) {
   session_.context().may_measure = false;  // each prompt has another length
+  if (options.num_host_blocks > 0)
+    host_.emplace(make_host_link(runtime_, /*page_locked=*/true), cache_, weights_->config.num_layers, options.num_host_blocks);
 }
 
 PagedRunner::~PagedRunner() = default;
@@ -120,6 +122,7 @@ void PagedRunner::begin(const StepPlan& plan, StepOutput& output) {
     marks.is_decode = std::ranges::all_of(plan.rows, [](const PlanRow& row) { return row.num_tokens == 1; });
   }
   mark(0);
+  if (host_) host_->carry_out(plan.copies);
   fill_batch(plan);
   nn::PagedBatch batch;
   batch.ids_T = ids_T_;

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/host_cache.hpp"
 #include "engine/model_runner.hpp"
 #include "engine/sampler.hpp"
 #include "nn/decoder.hpp"
@@ -26,7 +27,7 @@ struct RunnerShare {
 /// The decoder over a paged cache on one device. Buffers grow to the largest step and stay.
 class PagedRunner final : public ModelRunner {
  public:
-  /// Error{kOutOfMemory} if the cache does not fit the device.
+  /// Error{kOutOfMemory} if the cache does not fit the device, or its blocks in host memory the host.
   PagedRunner(std::shared_ptr<DeviceRuntime> runtime, const EngineOptions& options, nn::WeightsPtr weights, RunnerShare share = {});
   ~PagedRunner() override;
   void begin(const StepPlan& plan, StepOutput& output) override;
@@ -64,6 +65,7 @@ class PagedRunner final : public ModelRunner {
   nn::WeightsPtr weights_;
   ops::OpSession session_;
   nn::KvCache cache_;
+  std::optional<HostCache> host_;
   nn::InferenceModel model_;
   Sampler sampler_;
   // Host arrays of nn::PagedBatch.

@@ -136,6 +136,11 @@ void check_options(const EngineOptions& options, const nn::ModelConfig& config) 
   check_positive("max_num_batched_tokens", options.max_num_batched_tokens);
   if (options.max_model_len < 2)
     fail(ErrorCode::kInvalidArgument, "max_model_len must be at least 2 (a prompt token and a new one), got {}", options.max_model_len);
+  if (options.num_host_blocks < 0)
+    fail(ErrorCode::kInvalidArgument, "num_host_blocks must not be negative, got {}", options.num_host_blocks);
+  if (options.num_host_blocks > 0 && !options.enable_prefix_caching)
+    fail(ErrorCode::kInvalidArgument, "num_host_blocks is {} without enable_prefix_caching: no block could be found again",
+         options.num_host_blocks);
   if (options.max_queued_requests < 0)
     fail(ErrorCode::kInvalidArgument, "max_queued_requests must not be negative, got {}", options.max_queued_requests);
   if (options.max_model_len > config.max_position) {

@@ -38,7 +38,8 @@ bool has_adapter_room(const Sequence& sequence, std::span<Sequence* const> runni
 
 }  // namespace
 
-Scheduler::Scheduler(const SchedulerOptions& options, BlockPool& pool) : options_(options), pool_(pool) {
+Scheduler::Scheduler(const SchedulerOptions& options, BlockPool& pool, HostBlocks* host)
+    : options_(options), pool_(pool), host_(host), prefix_(pool, host) {
   PRL_CHECK(options.max_num_seqs > 0 && options.max_num_batched_tokens > 0, "scheduler limits must be positive");
   running_.reserve(static_cast<std::size_t>(options.max_num_seqs));
 }
@@ -74,6 +75,7 @@ void Scheduler::plan(StepPlan& plan) {
   plan_running(plan, budget);
   // Blocks are short when a sequence was preempted: an admission now would only be undone.
   if (plan.num_preempted == 0) plan_waiting(plan, budget);
+  if (host_ != nullptr) host_->list(plan.copies);
 }
 
 bool Scheduler::can_plan_ahead(const StepPlan& begun) const {
@@ -95,6 +97,7 @@ bool Scheduler::can_plan_ahead(const StepPlan& begun) const {
 void Scheduler::plan_ahead(const StepPlan& begun, StepPlan& plan) {
   plan.clear();
   if (!can_plan_ahead(begun)) return;
+  PRL_CHECK(host_ == nullptr || !host_->has_restores(), "a block is restored by no step that was begun");
   plan.rows.reserve(static_cast<std::size_t>(options_.max_num_seqs));
   for (std::size_t i = 0; i < begun.rows.size(); ++i) {
     const PlanRow& before = begun.rows[i];
@@ -116,6 +119,7 @@ void Scheduler::plan_ahead(const StepPlan& begun, StepPlan& plan) {
     }
   }
   plan.num_tokens = static_cast<std::int64_t>(plan.rows.size());
+  if (host_ != nullptr) host_->list(plan.copies);
 }
 
 void Scheduler::plan_running(StepPlan& plan, std::int64_t& budget) {
@@ -158,15 +162,18 @@ void Scheduler::plan_waiting(StepPlan& plan, std::int64_t& budget) {
     }
     sequence.kv_epoch = epoch_;
     take_prefix(sequence);
-    const std::int64_t num_missing = pool_.num_blocks_for(sequence.num_tokens()) - static_cast<std::int64_t>(sequence.blocks.size());
+    const std::int64_t num_held = static_cast<std::int64_t>(sequence.blocks.size()) - prefix_.num_in_host();
+    const std::int64_t num_missing = pool_.num_blocks_for(sequence.num_tokens()) - num_held;
     const std::int64_t num_left = sequence.num_tokens() - sequence.num_tokens_computed;
     const bool has_room = num_missing + num_reserved + (running_.empty() ? 0 : num_spare) <= pool_.num_free();
     if (!has_room || (!options_.enable_chunked_prefill && num_left > budget)) {
-      drop_blocks(sequence);
+      prefix_.drop(sequence);
       return;
     }
     const std::int64_t count = std::min(num_left, budget);
     waiting_.admit();
+    const std::int64_t num_from_host = prefix_.num_in_host() * pool_.block_size();
+    prefix_.restore(sequence);
     PRL_CHECK(try_grow(sequence, sequence.num_tokens_computed + count), "no room for an admitted sequence");
     num_reserved += pool_.num_blocks_for(sequence.num_tokens()) - static_cast<std::int64_t>(sequence.blocks.size());
     sequence.state = SequenceState::kRunning;
@@ -175,6 +182,7 @@ void Scheduler::plan_waiting(StepPlan& plan, std::int64_t& budget) {
       sequence.num_cached_tokens = sequence.num_tokens_computed;
       stats_.num_prefix_query_tokens += sequence.num_tokens();
       stats_.num_prefix_hit_tokens += sequence.num_tokens_computed;
+      stats_.num_host_hit_tokens += num_from_host;
     }
     if (const std::int64_t num_now = hold_back(plan, sequence, count); num_now > 0) {
       add_row(plan, sequence, num_now);
@@ -197,25 +205,7 @@ void Scheduler::take_prefix(Sequence& sequence) {
   sequence.num_hashed_blocks = 0;
   // Prompt log-probabilities come from computing every prompt token.
   if (!options_.enable_prefix_caching || sequence.wants_prompt_logprobs()) return;
-  const std::int64_t max_blocks = (sequence.num_tokens() - 1) / pool_.block_size();
-  const auto block_size = static_cast<std::size_t>(pool_.block_size());
-  while (sequence.num_hashed_blocks < max_blocks) {
-    const auto tokens = std::span<const std::int32_t>(sequence.tokens)
-                            .subspan(static_cast<std::size_t>(sequence.num_hashed_blocks) * block_size, block_size);
-    const BlockHash hash = chain_hash(sequence.last_hash, tokens);
-    auto lease = pool_.find(hash, sequence.last_hash, tokens);
-    if (!lease) break;
-    sequence.blocks.push_back(std::move(*lease));
-    sequence.last_hash = hash;
-    ++sequence.num_hashed_blocks;
-  }
-  sequence.num_tokens_computed = static_cast<std::int64_t>(sequence.blocks.size()) * pool_.block_size();
-}
-
-void Scheduler::drop_blocks(Sequence& sequence) noexcept {
-  release_tail_first(sequence.blocks);
-  sequence.num_tokens_computed = 0;
-  sequence.num_hashed_blocks = 0;
+  prefix_.take(sequence);
 }
 
 bool Scheduler::try_grow(Sequence& sequence, std::int64_t num_tokens) {
@@ -288,13 +278,30 @@ void Scheduler::commit(const StepPlan& plan) {
 void Scheduler::change_weights(PolicyVersion version) {
   version_ = version;
   ++epoch_;
-  pool_.reset_cache();
+  reset_prefix_cache();
 }
 
-void Scheduler::reset_prefix_cache() { pool_.reset_cache(); }
+void Scheduler::reset_prefix_cache() {
+  pool_.reset_cache();
+  if (host_ != nullptr) host_->reset_cache();
+}
+
+void Scheduler::give_up_copies() {
+  if (host_ == nullptr) return;
+  if (host_->has_restores()) {
+    // Blocks to be restored have been published: others may have found them since.
+    reset_prefix_cache();
+    const std::vector<Sequence*> running = running_;
+    for (Sequence* sequence : running)
+      if (std::ranges::any_of(sequence->blocks, [&](const BlockLease& lease) { return host_->is_restoring(lease.id()); }))
+        preempt(*sequence);
+  }
+  host_->give_up();
+}
 
 void Scheduler::check_integrity() const {
   pool_.check_integrity();
+  if (host_ != nullptr) host_->check_integrity();
   waiting_.check_integrity();
   PRL_CHECK(std::is_sorted(running_.begin(), running_.end(), comes_before), "running sequences are out of order");
   PRL_CHECK(num_running() <= options_.max_num_seqs, "{} sequences run, limit {}", num_running(), options_.max_num_seqs);

@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "engine/kv/block_pool.hpp"
+#include "engine/kv/host_blocks.hpp"
+#include "engine/prefix_lookup.hpp"
 #include "engine/sequence.hpp"
 #include "engine/step_plan.hpp"
 #include "engine/waiting_line.hpp"
@@ -25,6 +27,7 @@ struct SchedulerStats {
   std::int64_t num_preemptions = 0;
   std::int64_t num_prefix_query_tokens = 0;
   std::int64_t num_prefix_hit_tokens = 0;
+  std::int64_t num_host_hit_tokens = 0;  ///< of them those that were in host memory alone
 };
 
 /// Decides what each step computes. Synchronous and single-threaded; sequences are borrowed and must be removed before
@@ -37,7 +40,8 @@ struct SchedulerStats {
 ///   4. a block shared by two sequences is full, so no sequence writes to it.
 class Scheduler {
  public:
-  Scheduler(const SchedulerOptions& options, BlockPool& pool);
+  /// `host`: what the pool saves its blocks to, if there is any.
+  Scheduler(const SchedulerOptions& options, BlockPool& pool, HostBlocks* host = nullptr);
 
   void add(Sequence& sequence);
   /// Takes the sequence out wherever it is and releases its blocks; its state becomes kFinished. No effect if it is already. Plans still
@@ -58,6 +62,9 @@ class Scheduler {
   void change_weights(PolicyVersion version);
   /// Invalidates the prefix cache, for instance because a step failed and its blocks may hold anything.
   void reset_prefix_cache();
+  /// The step of the last plan was not begun, so that its copies may have been carried out or not: running sequences that need them start
+  /// over, and nothing can be found that they would have written.
+  void give_up_copies();
 
   /// A share, a limit or a pause from the next step on. Not while a step is in flight. A pause preempts what the tenant runs.
   void set_tenant(const TenantPtr& tenant, const TenantOptions& options);
@@ -75,11 +82,10 @@ class Scheduler {
   [[nodiscard]] bool can_plan_ahead(const StepPlan& begun) const;
   void plan_running(StepPlan& plan, std::int64_t& budget);
   void plan_waiting(StepPlan& plan, std::int64_t& budget);
-  /// Leases of the longest known prefix, never of the whole sequence: at least one token is left to compute.
+  /// What PrefixLookup finds, if the sequence may have it.
   void take_prefix(Sequence& sequence);
   /// `count` tokens of the sequence, or one less if that draws a token and it may not yet.
   std::int64_t hold_back(StepPlan& plan, Sequence& sequence, std::int64_t count);
-  void drop_blocks(Sequence& sequence) noexcept;
   [[nodiscard]] bool try_grow(Sequence& sequence, std::int64_t num_tokens);
   void preempt(Sequence& victim);
   void add_row(StepPlan& plan, Sequence& sequence, std::int64_t num_tokens);
@@ -88,6 +94,8 @@ class Scheduler {
 
   SchedulerOptions options_;
   BlockPool& pool_;
+  HostBlocks* host_;
+  PrefixLookup prefix_;
   std::vector<Sequence*> running_;
   WaitingLine waiting_;
   SchedulerStats stats_;

@@ -12,9 +12,12 @@ namespace {
 /// A scheduler whose plans are carried out by appending made-up tokens.
 class SchedulerTest : public ::testing::Test {
  protected:
-  void make(std::int64_t num_blocks, std::int64_t block_size, SchedulerOptions options) {
-    pool_ = std::make_unique<BlockPool>(num_blocks, block_size);
-    scheduler_ = std::make_unique<Scheduler>(options, *pool_);
+  void make(std::int64_t num_blocks, std::int64_t block_size, SchedulerOptions options, std::int64_t num_host_blocks = 0) {
+    scheduler_.reset();
+    pool_.reset();
+    host_ = num_host_blocks > 0 ? std::make_unique<HostBlocks>(num_host_blocks, block_size) : nullptr;
+    pool_ = std::make_unique<BlockPool>(num_blocks, block_size, host_.get());
+    scheduler_ = std::make_unique<Scheduler>(options, *pool_, host_.get());
     scheduler_->change_weights(PolicyVersion{0});
   }
   Sequence& add(std::int64_t num_prompt_tokens, std::int32_t priority = 0, std::int32_t first_token = 0) {
@@ -46,6 +49,7 @@ class SchedulerTest : public ::testing::Test {
   }
   const StepPlan& step() {
     scheduler_->plan(plan_);
+    if (host_ != nullptr) host_->carried_out();
     scheduler_->commit(plan_);
     for (const PlanRow& row : plan_.rows) {
       if (row.is_sampled) row.sequence->tokens.push_back(next_token_++);
@@ -66,6 +70,7 @@ class SchedulerTest : public ::testing::Test {
     }
   }
 
+  std::unique_ptr<HostBlocks> host_;
   std::unique_ptr<BlockPool> pool_;
   std::unique_ptr<Scheduler> scheduler_;
   std::vector<std::unique_ptr<ResolvedRequest>> requests_;
@@ -138,6 +143,123 @@ TEST_F(SchedulerTest, APrefixHitSkipsFullBlocksButNeverTheWholePrompt) {
   EXPECT_EQ(step().rows.back().num_tokens, 3);
   EXPECT_EQ(longer.num_cached_tokens, 8);
   EXPECT_EQ(scheduler_->stats().num_prefix_hit_tokens, 12);
+}
+
+TEST_F(SchedulerTest, APrefixGoesOnInHostMemory) {
+  make(4, 4, {}, 16);
+  Sequence& first = add(14);
+  step();
+  scheduler_->remove(first);
+  Sequence& other = add(10, 0, 500);
+  EXPECT_EQ(step().copies.saves.size(), 2u) << "one block was never full";
+  const std::vector<BlockCopy> saves = plan_.copies.saves;
+  scheduler_->remove(other);
+  Sequence& again = add(14);
+  const StepPlan& plan = step();
+  EXPECT_EQ(sizes(plan), Sizes{2});
+  EXPECT_EQ(again.num_cached_tokens, 12);
+  // The first block had stayed on the device. A sequence's tail was evicted first.
+  ASSERT_EQ(plan.copies.restores.size(), 2u);
+  EXPECT_EQ(plan.copies.restores[0], (BlockCopy{again.blocks[1].id(), saves[1].host}));
+  EXPECT_EQ(plan.copies.restores[1], (BlockCopy{again.blocks[2].id(), saves[0].host}));
+  EXPECT_EQ(scheduler_->stats().num_prefix_hit_tokens, 12);
+  EXPECT_EQ(scheduler_->stats().num_host_hit_tokens, 8);
+  EXPECT_TRUE(step().copies.empty());
+}
+
+TEST_F(SchedulerTest, RowsOfOneStepShareWhatItRestores) {
+  make(5, 4, {}, 16);
+  Sequence& first = add(9);
+  step();
+  scheduler_->remove(first);
+  Sequence& other = add(20, 0, 500);
+  step();
+  scheduler_->remove(other);
+  Sequence& one = add(9);
+  Sequence& two = add(10);
+  EXPECT_EQ(sizes(step()), (Sizes{1, 2}));
+  EXPECT_EQ(plan_.copies.restores.size(), 2u) << "once for both";
+  EXPECT_EQ(one.blocks[1].id(), two.blocks[1].id());
+}
+
+TEST_F(SchedulerTest, NothingIsCopiedForWhoIsNotAdmitted) {
+  make(5, 4, {}, 16);
+  Sequence& first = add(9);
+  step();
+  scheduler_->remove(first);
+  add(17, 0, 500);
+  step();
+  Sequence& waits = add(9);
+  const std::int64_t num_cached = host_->num_cached();
+  EXPECT_GT(num_cached, 0);
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(step().copies.empty());
+  EXPECT_EQ(waits.state, SequenceState::kWaiting);
+  EXPECT_EQ(host_->num_cached(), num_cached);
+}
+
+TEST_F(SchedulerTest, CopiesOfAStepThatWasNotBegunAreForgotten) {
+  bool may_draw = false;
+  SchedulerOptions options;
+  options.may_draw = [&](Sequence& sequence) { return may_draw || sequence.num_tokens() > 10; };
+  make(4, 4, options, 16);
+  may_draw = true;
+  Sequence& first = add(9);
+  step();
+  scheduler_->remove(first);
+  Sequence& other = add(14, 0, 500);
+  step();
+  scheduler_->remove(other);
+  may_draw = false;
+  Sequence& held = add(9);  // all but its last token is in host memory, and that one may not be computed yet
+  EXPECT_TRUE(planned().rows.empty());
+  EXPECT_TRUE(host_->has_restores());
+  EXPECT_EQ(held.state, SequenceState::kRunning);
+  scheduler_->check_integrity();
+  const StepPlan later = planned();
+  EXPECT_EQ(later.copies.restores.size(), 2u) << "still to be made";
+  scheduler_->give_up_copies();
+  EXPECT_EQ(held.state, SequenceState::kWaiting);
+  EXPECT_FALSE(host_->has_restores());
+  EXPECT_EQ(pool_->num_cached(), 0) << "its blocks had been published";
+  scheduler_->check_integrity();
+  may_draw = true;
+  EXPECT_EQ(sizes(step()), Sizes{9});
+}
+
+TEST_F(SchedulerTest, AStepAheadSavesWhatItTakes) {
+  make(3, 4, {}, 16);
+  Sequence& old = add(4);
+  step();
+  scheduler_->remove(old);
+  Sequence& sequence = add(8, 0, 500);
+  const StepPlan begun = planned();
+  EXPECT_TRUE(begun.copies.empty());
+  host_->carried_out();
+  const StepPlan ahead = planned_ahead(begun);
+  ASSERT_EQ(ahead.rows.size(), 1u);
+  EXPECT_EQ(ahead.copies.saves.size(), 1u);
+  host_->carried_out();
+  for (const StepPlan* plan : {&begun, &ahead}) {
+    scheduler_->commit(*plan);
+    sequence.tokens.push_back(next_token_++);
+  }
+  scheduler_->check_integrity();
+}
+
+TEST_F(SchedulerTest, NewWeightsForgetHostMemory) {
+  make(4, 4, {}, 16);
+  Sequence& first = add(14);
+  step();
+  scheduler_->remove(first);
+  Sequence& other = add(14, 0, 500);
+  step();
+  scheduler_->remove(other);
+  EXPECT_GT(host_->num_cached(), 0);
+  scheduler_->change_weights(PolicyVersion{0});  // other ones of the same name
+  EXPECT_EQ(host_->num_cached(), 0);
+  Sequence& again = add(14);
+  EXPECT_EQ(sizes(step()), Sizes{14});
+  EXPECT_EQ(again.num_cached_tokens, 0);
 }
 
 TEST_F(SchedulerTest, TwoEqualPromptsOfOneStepShareBlocks) {

@@ -100,8 +100,8 @@ class SharedLayersTest : public ::testing::TestWithParam<Kind> {
     options.num_threads = 2;
     return options;
   }
-  std::unique_ptr<Engine> engine_of(nn::WeightsPtr weights) const {
-    return std::make_unique<Engine>(sessions_[0]->context().runtime, options(), std::move(weights));
+  std::unique_ptr<Engine> engine_of(nn::WeightsPtr weights, const EngineOptions& of_engine = options()) const {
+    return std::make_unique<Engine>(sessions_[0]->context().runtime, of_engine, std::move(weights));
   }
   /// With temperatures, penalties, bans, prompt log-probabilities and alternatives.
   static std::vector<wire::GenerateRequest> requests() {
@@ -169,6 +169,19 @@ TEST_P(SharedLayersTest, TokensLogprobsAndProofAreThoseOfOneDevice) {
   const auto one = engine_of(whole(7, 1)), several = engine_of(shared(7, 1));
   expect_same(run(*several), run(*one));
   expect_same(several->proof(kPatience), one->proof(kPatience));
+}
+
+TEST_P(SharedLayersTest, EachDeviceKeepsItsPartOfBlocksInHostMemory) {
+  EngineOptions small = options();
+  small.num_blocks = 16;  // of one sequence
+  small.num_host_blocks = 256;
+  const auto one = engine_of(whole(7, 1)), several = engine_of(shared(7, 1), small);
+  const auto wanted = run(*one);
+  expect_same(run(*several), wanted);
+  expect_same(run(*several), wanted);
+  EXPECT_GT(several->stats().num_host_hit_tokens, 0);
+  expect_same(several->update_weights(shared(8, 2, several->weights()), kPatience), one->update_weights(whole(8, 2), kPatience));
+  expect_same(run(*several), run(*one));
 }
 
 TEST_P(SharedLayersTest, NewWeightsTakeEffectOnAllDevices) {

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/kv/host_blocks.hpp"
 #include "engine/sequence.hpp"
 #include "ops/lm_head.hpp"
 
@@ -28,6 +29,7 @@ struct PlanRow {
 /// read.
 struct StepPlan {
   std::vector<PlanRow> rows;
+  BlockCopies copies;  ///< before any row writes or reads
   std::int64_t num_tokens = 0;
   std::int64_t num_preempted = 0;
   bool has_held = false;  ///< something was left out because a sequence may not draw yet (SchedulerOptions::may_draw)
@@ -35,6 +37,7 @@ struct StepPlan {
   /// Empty, with its memory kept.
   void clear() {
     rows.clear();
+    copies.clear();
     num_tokens = num_preempted = 0;
     has_held = false;
   }

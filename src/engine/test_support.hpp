@@ -33,16 +33,19 @@ inline nn::WeightsPtr fake_weights(std::int64_t version) {
 /// stale prefix or a token that was never computed changes the tokens; what can be checked directly is checked.
 class FakeRunner final : public ModelRunner {
  public:
-  FakeRunner(std::int64_t num_blocks, std::int64_t block_size, std::int32_t vocab_size)
+  FakeRunner(std::int64_t num_blocks, std::int64_t block_size, std::int32_t vocab_size, std::int64_t num_host_blocks = 0)
       : block_size_(block_size),
         vocab_size_(vocab_size),
         slots_(static_cast<std::size_t>(num_blocks * block_size)),
+        host_slots_(static_cast<std::size_t>(num_host_blocks * block_size)),
         weights_(fake_weights(0)) {}
 
   /// Computes at once, as a device that works through its queue would; the results are not visible before finish().
   void begin(const StepPlan& plan, StepOutput&) override {
     if (before_run) before_run(plan);
     PRL_CHECK(under_way_.size() < (is_beside_host ? 2u : 1u), "{} steps are in flight", under_way_.size());
+    for (const BlockCopy& copy : plan.copies.saves) copy_block(slots_, copy.device, host_slots_, copy.host);
+    for (const BlockCopy& copy : plan.copies.restores) copy_block(host_slots_, copy.host, slots_, copy.device);
     StepOutput output;
     output.rows.resize(plan.rows.size());
     std::vector<std::int32_t> drawn;
@@ -75,6 +78,7 @@ class FakeRunner final : public ModelRunner {
       out.sample.logprob = -0.5f;
       drawn.push_back(out.sample.token);
     }
+    if (before_begun) before_begun(plan);
     drawn_ = std::move(drawn);
     under_way_.push_back(std::move(output));
     num_runs++;
@@ -95,7 +99,8 @@ class FakeRunner final : public ModelRunner {
   nn::WeightsPtr weights() const override { return weights_; }
   WeightProof prove() override { return {weights_->version, 1000 + static_cast<std::uint64_t>(weights_->version.value), probe_logprobs}; }
 
-  std::function<void(const StepPlan&)> before_run;  ///< may throw
+  std::function<void(const StepPlan&)> before_run;    ///< may throw
+  std::function<void(const StepPlan&)> before_begun;  ///< may throw when the cache has been written to
   std::vector<float> probe_logprobs;
   std::function<bool(const PlanRow&)> fail_row;
   std::function<void(const StepPlan&)> before_finish;  ///< may throw
@@ -108,13 +113,17 @@ class FakeRunner final : public ModelRunner {
     std::uint64_t state = 0;
     std::uint64_t epoch = 0;
   };
+  void copy_block(const std::vector<Slot>& from, BlockId from_id, std::vector<Slot>& to, BlockId to_id) const {
+    for (std::int64_t i = 0; i < block_size_; ++i)
+      to.at(static_cast<std::size_t>(to_id.value * block_size_ + i)) = from.at(static_cast<std::size_t>(from_id.value * block_size_ + i));
+  }
   Slot& at(const Sequence& sequence, std::int64_t position) {
     const std::int64_t block = sequence.blocks.at(static_cast<std::size_t>(position / block_size_)).id().value;
     return slots_.at(static_cast<std::size_t>(block * block_size_ + position % block_size_));
   }
   std::int64_t block_size_;
   std::int32_t vocab_size_;
-  std::vector<Slot> slots_;
+  std::vector<Slot> slots_, host_slots_;
   nn::WeightsPtr weights_;
   std::deque<StepOutput> under_way_;
   std::vector<std::int32_t> drawn_;  ///< by the last step begun

@@ -17,6 +17,16 @@ std::filesystem::path image_name(const std::string& store, const std::string& ad
   return adapter.empty() ? std::filesystem::path(store) / step : std::filesystem::path(store) / adapter / step;
 }
 
+/// Blocks of `block_bytes`, on all devices together, that host memory has room for.
+std::int64_t num_host_blocks(const config::InferenceConfig& config, std::int64_t block_size, std::int64_t block_bytes) {
+  const std::int64_t num_bytes = kv_offload_bytes(config);
+  if (num_bytes > 0 && num_bytes < block_bytes)
+    fail(ErrorCode::kInvalidArgument, "kv_cache_offload.cpu.num_bytes: wanted at least the {} bytes of a block of {} tokens, found {}",
+         block_bytes, block_size, num_bytes);
+  // More would not fit into the numbers of blocks.
+  return std::min<std::int64_t>(num_bytes / block_bytes, (std::int64_t{1} << 30) - 1);
+}
+
 }  // namespace
 
 std::vector<std::shared_ptr<DeviceRuntime>> devices_beside(const std::shared_ptr<DeviceRuntime>& first, int num) {
@@ -45,6 +55,12 @@ std::int64_t context_length(const config::InferenceConfig& config, const nn::Mod
   return context;
 }
 
+std::int64_t kv_offload_bytes(const config::InferenceConfig& config) {
+  if (!config.kv_cache_offload) return 0;
+  const auto* native = std::get_if<config::NativeKvOffloadConfig>(&*config.kv_cache_offload);
+  return native != nullptr ? native->cpu.num_bytes : 0;
+}
+
 engine::EngineOptions engine_options(const config::InferenceConfig& config, const nn::ModelConfig& model, const DeviceRuntime& runtime) {
   engine::EngineOptions options;
   options.max_model_len = context_length(config, model);
@@ -59,14 +75,15 @@ engine::EngineOptions engine_options(const config::InferenceConfig& config, cons
   options.logs_routes = config.enable_return_routed_experts;
   options.seed = static_cast<std::uint64_t>(config.seed);
   options.num_threads = config.compute.num_threads;
+  const DType dtype = compute_dtype(config.model.dtype, runtime.device().kind);
+  const std::size_t per_block = nn::KvCache::bytes_per_block(nn::config_of_shard(model, config.parallel.tp), dtype, options.block_size);
+  options.num_host_blocks = num_host_blocks(config, options.block_size, static_cast<std::int64_t>(per_block) * config.parallel.tp);
   if (config.kv.num_blocks) {
     options.num_blocks = *config.kv.num_blocks;
     return options;
   }
   // Room for every running request at full length, but never more than an eighth of what is free on a CPU that other roles share.
   constexpr double kShare = 0.125;
-  const DType dtype = compute_dtype(config.model.dtype, runtime.device().kind);
-  const std::size_t per_block = nn::KvCache::bytes_per_block(nn::config_of_shard(model, config.parallel.tp), dtype, options.block_size);
   const std::int64_t blocks_per_seq = (options.max_model_len + options.block_size - 1) / options.block_size;
   const auto affordable =
       static_cast<std::int64_t>(static_cast<double>(runtime.bytes_available()) * kShare / static_cast<double>(per_block));
@@ -129,6 +146,7 @@ void EngineHost::start(const config::InferenceConfig& config, nn::WeightsPtr wei
             dtype_ == DType::kBF16 ? "bfloat16" : "float32",
             devices_.size() == 1 ? "" : fmt::format(" on {} devices that share the layers", devices_.size()),
             engine_->stats().num_blocks_total, options.block_size, options.max_num_seqs, options.max_model_len);
+  if (options.num_host_blocks > 0) log::info("engine: {} more KV blocks in host memory", options.num_host_blocks);
 }
 
 std::vector<ops::OpContext*> EngineHost::contexts() const {

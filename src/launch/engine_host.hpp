@@ -26,7 +26,10 @@ std::int64_t default_block_size(DeviceKind device);
 std::int64_t context_length(const config::InferenceConfig& config, const nn::ModelConfig& model);
 /// Largest adapter rank that is served: vLLM's default, rounded up to the next of its supported sizes.
 std::int64_t largest_lora_rank(const config::InferenceConfig& config);
-/// Where kv.num_blocks is not set, the cache takes an eighth of the free memory at most; on a GPU a memory plan has set it.
+/// Host memory that an engine has for key-value blocks of all its devices, in bytes; 0 without kv_cache_offload.
+std::int64_t kv_offload_bytes(const config::InferenceConfig& config);
+/// Error{kInvalidArgument} naming the key if kv_offload_bytes() is less than a block. Where kv.num_blocks is not set, the cache takes an
+/// eighth of the free memory at most; on a GPU a memory plan has set it.
 engine::EngineOptions engine_options(const config::InferenceConfig& config, const nn::ModelConfig& model, const DeviceRuntime& runtime);
 
 /// `first` and those that follow it, `num` in all, to share the layers of an engine. Error{kUnavailable} if there are not so many.

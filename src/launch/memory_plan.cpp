@@ -291,6 +291,7 @@ void add_passes(MemoryPlan& plan, const config::InferenceConfig& inference, cons
   const auto affordable = static_cast<std::int64_t>(left / needs.block);
   plan.num_kv_blocks = inference.kv.num_blocks ? wanted : std::min(wanted, affordable);
   plan.parts.emplace_back("KV cache", static_cast<std::size_t>(std::max(plan.num_kv_blocks, needs.blocks_per_sequence)) * needs.block);
+  if (const std::int64_t bytes = kv_offload_bytes(inference); bytes > 0) plan.host.emplace_back("KV blocks", bytes);
   refuse_if_too_large(plan, advice);
   if (plan.num_kv_blocks < wanted)
     log::info("the KV cache holds {} of the {} blocks that {} sequences of {} tokens could use; more will wait", plan.num_kv_blocks, wanted,

@@ -220,6 +220,18 @@ TEST_F(MemoryPlanTest, DevicesThatShareLayersHoldAPartOfWeightsAndCache) {
       << "they would leave less than half for all else";
 }
 
+TEST_F(MemoryPlanTest, BlocksInHostMemoryAreNamedWithTheHostsPart) {
+  const nn::ModelConfig model = nn::load_model_config(folder_);
+  config::InferenceConfig inference;
+  const std::size_t gib = std::size_t{1} << 30;
+  const MemoryPlan without = plan_engine(gib, inference, model, DType::kBF16, 2);
+  EXPECT_TRUE(without.host.empty());
+  inference.kv_cache_offload = config::NativeKvOffloadConfig{.cpu = {.num_bytes = 3 << 20}, .disk = {}};
+  const MemoryPlan with = plan_engine(gib, inference, model, DType::kBF16, 2);
+  EXPECT_EQ(with.host, (std::vector<std::pair<std::string, std::size_t>>{{"KV blocks", 3 << 20}}));
+  EXPECT_EQ(with.num_kv_blocks, without.num_kv_blocks);
+}
+
 TEST_F(MemoryPlanTest, AdaptersHaveTheirPlacesBesideTheCache) {
   const nn::ModelConfig model = nn::load_model_config(folder_);
   config::InferenceConfig inference;

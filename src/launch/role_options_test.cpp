@@ -119,7 +119,11 @@ std::string engine_listing(const config::InferenceConfig& config) {
   out.add("dtype", static_cast<int>(compute_dtype(config.model.dtype, runtime->device().kind)));
   out.add("max_model_len", o.max_model_len).add("block_size", o.block_size).add("num_seqs", o.max_num_seqs);
   out.add("batched", o.max_num_batched_tokens).add("queued", o.max_queued_requests).add("prefix", o.enable_prefix_caching);
-  out.add("chunked", o.enable_chunked_prefill).add("record", o.record_steps).add("seed", o.seed).add("threads", o.num_threads);
+  out.add("host", o.num_host_blocks)
+      .add("chunked", o.enable_chunked_prefill)
+      .add("record", o.record_steps)
+      .add("seed", o.seed)
+      .add("threads", o.num_threads);
   list_text(out, "text", engine_text_options(config));
   return out.text();
 }
@@ -196,6 +200,7 @@ TEST_F(RoleOptions, AreTheSameInOneProcessAndInSeveral) {
       "--inference.max-num-seqs 8 --inference.model.max-model-len 128 --inference.kv.block-size 8 --inference.seed 3 "
       "--inference.enable-prefix-caching false --inference.server.max-queued-requests 5",
       "--inference.max-num-seqs 4 --inference.kv.num-blocks 99 --inference.compute.num-threads 1",
+      "--inference.kv-cache-offload.type native --inference.kv-cache-offload.cpu.num-bytes 1000000",
       "--trainer.optim.lr 1e-4 --trainer.model.debug.random-init --trainer.loss.type cispo",
       "--orchestrator.filters [{\"type\":\"gibberish\",\"enforce\":true},{\"type\":\"repetition\",\"window\":9}]",
   };
@@ -207,6 +212,27 @@ TEST_F(RoleOptions, AreTheSameInOneProcessAndInSeveral) {
     EXPECT_EQ(engine_listing(*one.inference), engine_listing(*several.inference)) << flags;
     EXPECT_TRUE(rl_run_options(one.trainer, {}, 0).broadcasts.empty());
     EXPECT_EQ(rl_run_options(several.trainer, {}, 0).broadcasts, folder_ / "out/broadcasts");
+  }
+}
+
+TEST_F(RoleOptions, HostMemoryHoldsAsManyBlocksAsFit) {
+  const auto num_blocks = [&](const std::string& flags) {
+    config::RlConfig config = load_rl("--compute.dtype float32 --inference.kv.block-size 8 " + flags);
+    const auto runtime = make_runtime(config.inference->compute);
+    return engine_options(*config.inference, nn::load_model_config(folder_ / "model"), *runtime).num_host_blocks;
+  };
+  constexpr int kBlock = 2 * 8 * 16 * 4;  // keys and values of 8 tokens, one head of 16, one layer
+  const std::string native = "--inference.kv-cache-offload.type native ";
+  EXPECT_EQ(num_blocks(""), 0);
+  EXPECT_EQ(num_blocks(native), (std::int64_t{4} << 30) / kBlock);
+  EXPECT_EQ(num_blocks(fmt::format("{}--inference.kv-cache-offload.cpu.num-bytes {}", native, 3 * kBlock - 1)), 2);
+  try {
+    (void)num_blocks(fmt::format("{}--inference.kv-cache-offload.cpu.num-bytes {}", native, kBlock - 1));
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    EXPECT_THAT(error.what(), ::testing::AllOf(::testing::HasSubstr("kv_cache_offload.cpu.num_bytes"),
+                                               ::testing::HasSubstr(std::to_string(kBlock)), ::testing::HasSubstr("found 1023")));
   }
 }
 

@@ -49,6 +49,20 @@ void write_step_tokens(std::string& out, const engine::EngineStats& stats, std::
   out += fmt::format("{}_sum{{{}}} {}\n{}_count{{{}}} {}\n", kName, labels, stats.num_step_tokens, kName, labels, total);
 }
 
+/// What kv_cache_offload does.
+void write_host_blocks(std::string& out, const engine::EngineStats& stats, std::string_view labels) {
+  const auto one = [&](std::string_view name, std::string_view type, std::string_view help, std::int64_t value) {
+    write_head(out, name, type, help);
+    out += fmt::format("{}{{{}}} {}\n", name, labels, value);
+  };
+  one("vllm:external_prefix_cache_hits_total", "counter", "Of vllm:prefix_cache_hits_total the tokens that were in host memory alone.",
+      stats.num_host_hit_tokens);
+  one("prl:kv_host_blocks", "gauge", "KV blocks that host memory has room for.", stats.num_host_blocks_total);
+  one("prl:kv_host_blocks_used", "gauge", "KV blocks in host memory that can be found.", stats.num_host_blocks_used);
+  one("prl:kv_blocks_saved_total", "counter", "KV blocks copied to host memory.", stats.num_blocks_saved);
+  one("prl:kv_blocks_restored_total", "counter", "KV blocks copied back to the device.", stats.num_blocks_restored);
+}
+
 }  // namespace
 
 void Histogram::observe(double value, std::uint64_t count) {
@@ -137,6 +151,7 @@ std::string ServerMetrics::render(const engine::EngineStats& stats, std::string_
   one("vllm:prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache.",
       number(stats.num_prefix_queries_tokens));
   one("vllm:prefix_cache_hits_total", "counter", "Prompt tokens found in the prefix cache.", number(stats.num_prefix_hit_tokens));
+  if (stats.num_host_blocks_total > 0) write_host_blocks(out, stats, labels);
   write_head(out, "vllm:request_success_total", "counter", "Finished requests by reason.");
   for (const auto& [reason, count] :
        {std::pair{"stop", stats.num_finished_stop}, {"length", stats.num_finished_length}, {"abort", stats.num_finished_abort}})

@@ -223,7 +223,36 @@ def test_a_thousand_connections_with_32_running():
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_blocks_without_room_in_the_cache_come_back_from_host_memory():
+    prompts = ["".join(chr(ord("a") + (i * i + first) % 26) for i in range(400)) for first in range(2)]
+    answers = {}
+    for flags in ([], ["--kv-cache-offload.type", "native", "--kv-cache-offload.cpu.num-bytes", 64 << 20]):
+        with server("--kv.num-blocks", 33, "--kv.block-size", 16, *flags) as (port, _):
+            mine = []
+            for prompt in prompts * 3:  # either prompt evicts the other
+                status, body = complete(port, prompt=prompt, seed=5, temperature=1.0, logprobs=2)
+                check(status == 200, f"{status} {body}")
+                mine.append((body["choices"][0]["text"], body["choices"][0]["logprobs"]))
+            answers[bool(flags)] = mine
+            hits = metric(port, "vllm:prefix_cache_hits_total")
+            if not flags:
+                check("external_prefix_cache_hits" not in request(port, "GET", "/metrics")[1], "host memory is counted without the key")
+                continue
+            from_host = metric(port, "vllm:external_prefix_cache_hits_total")
+            check(from_host >= 4 * 200 and hits >= from_host, f"{from_host} tokens of {hits} came from host memory")
+            check(metric(port, "prl:kv_blocks_restored_total") == from_host / 16, "restored blocks and the tokens they hold differ")
+            check(0 < metric(port, "prl:kv_host_blocks_used") <= metric(port, "prl:kv_host_blocks"), "no block in host memory can be found")
+            check(request(port, "POST", "/reset_prefix_cache")[0] == 200, "no reset")
+            complete(port, prompt=prompts[0])
+            check(metric(port, "vllm:external_prefix_cache_hits_total") == from_host, "a block survived the reset")
+    check(answers[True] == answers[False], "blocks from host memory change an answer")
+    out, errors = prl("inference", "--model.name", harness.warm_model(), "--model.max-model-len", 512, "--server.port", harness.free_port(),
+                      "--kv-cache-offload.type", "native", "--kv-cache-offload.cpu.num-bytes", 100, expect=None, timeout=60)
+    check("kv_cache_offload.cpu.num_bytes" in out + errors and "found 100" in out + errors, f"{out[-500:]} {errors[-500:]}")
+
+
 if __name__ == "__main__":
     harness.main(test_bad_requests_are_refused_by_name, test_keys_guard_their_routes, test_a_full_queue_answers_429,
                  test_requests_are_held_during_a_pause_and_an_update, test_a_client_that_leaves_cancels_its_request,
-                 test_a_taken_port_is_named, test_its_lines_are_kept_in_a_file, test_a_thousand_connections_with_32_running)
+                 test_a_taken_port_is_named, test_its_lines_are_kept_in_a_file, test_a_thousand_connections_with_32_running,
+                 test_blocks_without_room_in_the_cache_come_back_from_host_memory)

@@ -30,11 +30,12 @@ class Lane {
     if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
   }
   /// Behind the work of `work` and behind `after`, if that is not null.
-  std::uint64_t copy(void* destination, const void* source, std::size_t bytes, cudaStream_t work, cudaEvent_t after) {
+  std::uint64_t copy(std::span<const HostCopy> pieces, cudaStream_t work, cudaEvent_t after) {
     PRL_CUDA_CHECK(cudaEventRecord(begin_, work));
     PRL_CUDA_CHECK(cudaStreamWaitEvent(stream_, begin_, 0));
     if (after != nullptr) PRL_CUDA_CHECK(cudaStreamWaitEvent(stream_, after, 0));
-    if (bytes != 0) PRL_CUDA_CHECK(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDefault, stream_));
+    for (const auto& [to, from, bytes] : pieces)
+      if (bytes != 0) PRL_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_));
     ++count_;
     PRL_CUDA_CHECK(cudaEventRecord(done_[count_ % done_.size()], stream_));
     return count_;
@@ -86,12 +87,22 @@ class CudaHostLink final : public HostLink {
     return memory;
   }
   Ticket to_host(void* host, const void* source, std::size_t bytes) override {
-    cuda_.activate();
-    return 2 * lanes_[0].copy(host, source, bytes, work(), nullptr);
+    const HostCopy piece{host, source, bytes};
+    return to_host({&piece, 1});
   }
   Ticket to_device(void* destination, const void* host, std::size_t bytes, Ticket after) override {
+    const HostCopy piece{destination, host, bytes};
+    return to_device({&piece, 1}, after);
+  }
+  Ticket to_host(std::span<const HostCopy> pieces) override {
+    if (pieces.empty()) return 0;
     cuda_.activate();
-    return 2 * lanes_[1].copy(destination, host, bytes, work(), after == 0 ? nullptr : event_of(after)) + 1;
+    return 2 * lanes_[0].copy(pieces, work(), nullptr);
+  }
+  Ticket to_device(std::span<const HostCopy> pieces, Ticket after) override {
+    if (pieces.empty()) return 0;
+    cuda_.activate();
+    return 2 * lanes_[1].copy(pieces, work(), after == 0 ? nullptr : event_of(after)) + 1;
   }
   void hold_work(Ticket ticket) override {
     if (ticket == 0) return;

@@ -11,6 +11,7 @@ namespace prl {
 /// copied, computes with the wrong values.
 class LazyHostLink final : public HostLink {
  public:
+  using HostLink::to_device, HostLink::to_host;
   explicit LazyHostLink(std::shared_ptr<DeviceRuntime> runtime) : runtime_(std::move(runtime)) {}
   std::shared_ptr<void> allocate(std::size_t bytes) override {
     bytes_allocated_ += bytes;

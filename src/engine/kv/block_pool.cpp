@@ -8,6 +8,7 @@
 #include "base/error.hpp"
 #include "base/files.hpp"
 #include "base/rng.hpp"
+#include "engine/kv/host_blocks.hpp"
 
 namespace prl::engine {
 
@@ -51,7 +52,7 @@ void release_tail_first(std::vector<BlockLease>& leases) noexcept {
   while (!leases.empty()) leases.pop_back();
 }
 
-BlockPool::BlockPool(std::int64_t num_blocks, std::int64_t block_size) : block_size_(block_size) {
+BlockPool::BlockPool(std::int64_t num_blocks, std::int64_t block_size, HostBlocks* host) : block_size_(block_size), host_(host) {
   PRL_CHECK(num_blocks > 0 && num_blocks < (std::int64_t{1} << 30) && block_size > 0, "{} blocks of {} tokens", num_blocks, block_size);
   const auto count = static_cast<std::size_t>(num_blocks);
   blocks_.resize(count);
@@ -64,7 +65,10 @@ bool BlockPool::try_take(std::int64_t n, std::vector<BlockLease>& leases) {
   if (n > num_free_) return false;
   for (std::int64_t i = 0; i < n; ++i) {
     const std::int32_t block = first_free_;
-    if (blocks_[static_cast<std::size_t>(block)].has_hash) forget(block);
+    if (const Block& b = blocks_[static_cast<std::size_t>(block)]; b.has_hash) {
+      if (host_ != nullptr) host_->save(BlockId{block}, b.hash, b.parent, tokens_of(block));
+      forget(block);
+    }
     remove_free(block);
     blocks_[static_cast<std::size_t>(block)].ref_count = 1;
     leases.push_back(BlockLease(this, BlockId{block}));
@@ -86,6 +90,10 @@ void BlockPool::publish(const BlockLease& lease, BlockHash hash, BlockHash paren
   block.parent = parent;
   std::copy(tokens.begin(), tokens.end(), tokens_.begin() + static_cast<std::ptrdiff_t>(index) * block_size_);
   ++num_cached_;
+}
+
+void BlockPool::unpublish(const BlockLease& lease) noexcept {
+  if (blocks_[static_cast<std::size_t>(lease.id_.value)].has_hash) forget(lease.id_.value);
 }
 
 std::optional<BlockLease> BlockPool::find(BlockHash hash, BlockHash parent, std::span<const std::int32_t> tokens) {

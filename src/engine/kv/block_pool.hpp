@@ -32,6 +32,7 @@ BlockHash root_hash(const PrefixKey& key) noexcept;
 BlockHash chain_hash(BlockHash parent, std::span<const std::int32_t> tokens) noexcept;
 
 class BlockPool;
+class HostBlocks;
 
 /// One reference to one block; returns it on destruction. The pool must outlive its leases.
 class BlockLease {
@@ -68,7 +69,8 @@ void release_tail_first(std::vector<BlockLease>& leases) noexcept;
 ///   4. a published block is full and is never written again.
 class BlockPool {
  public:
-  BlockPool(std::int64_t num_blocks, std::int64_t block_size);
+  /// `host`, which may be null, hears of cached blocks before they are evicted.
+  BlockPool(std::int64_t num_blocks, std::int64_t block_size, HostBlocks* host = nullptr);
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
@@ -77,6 +79,8 @@ class BlockPool {
   [[nodiscard]] bool try_take(std::int64_t n, std::vector<BlockLease>& leases);
   /// Makes a full block findable. No effect if another block has this hash already.
   void publish(const BlockLease& lease, BlockHash hash, BlockHash parent, std::span<const std::int32_t> tokens);
+  /// The block can no longer be found.
+  void unpublish(const BlockLease& lease) noexcept;
   /// The published block of these tokens after `parent`; tokens and parent are compared, not only the hash.
   [[nodiscard]] std::optional<BlockLease> find(BlockHash hash, BlockHash parent, std::span<const std::int32_t> tokens);
   /// Forgets every hash; references stay. O(num_blocks).
@@ -112,6 +116,7 @@ class BlockPool {
   std::span<const std::int32_t> tokens_of(std::int32_t block) const noexcept;
 
   std::int64_t block_size_;
+  HostBlocks* host_;
   std::vector<Block> blocks_;
   std::vector<std::int32_t> tokens_;  ///< [num_blocks, block_size], set by publish
   std::vector<std::int32_t> table_;   ///< open addressing by hash, power of two, at most half full; -1 is empty

@@ -1,0 +1,118 @@
+#include "engine/host_cache.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/error.hpp"
+#include "device/testing/lazy_host_link.hpp"
+#include "device/testing/test_runtime.hpp"
+#include "nn/init_model.hpp"
+
+namespace prl::engine {
+namespace {
+
+constexpr std::int64_t kNumBlocks = 6, kBlockSize = 16;
+
+class HostCacheTest : public ::testing::Test {
+ protected:
+  HostCacheTest()
+      : runtime_(make_test_runtime()),
+        config_(nn::make_model_config({.family = "qwen3",
+                                       .vocab_size = 64,
+                                       .hidden_size = 64,
+                                       .intermediate_size = 96,
+                                       .num_layers = 3,
+                                       .num_heads = 4,
+                                       .num_kv_heads = 2,
+                                       .head_dim = 16,
+                                       .max_position = 512,
+                                       .tie_word_embeddings = true})),
+        cache_(runtime_, config_, DType::kBF16, kNumBlocks, kBlockSize) {
+    for (std::int64_t block = 0; block < kNumBlocks; ++block) fill(block, static_cast<char>('A' + block));
+  }
+  std::size_t piece_bytes() const {
+    return nn::KvCache::bytes_per_block(config_, DType::kBF16, kBlockSize) / static_cast<std::size_t>(2 * config_.num_layers);
+  }
+  template <class F>
+  void for_each_piece(std::int64_t block, F&& visit) {
+    char mark = 0;  // another in each tensor
+    for (std::int64_t i = 0; i < config_.num_layers; ++i) {
+      const ops::KvLayer layer = cache_.layer(i);
+      for (const TensorView& tensor : {layer.k, layer.v})
+        visit(static_cast<char*>(tensor.data) + static_cast<std::size_t>(block) * piece_bytes(), mark++);
+    }
+  }
+  void fill(std::int64_t block, char value) {
+    for_each_piece(block, [&](char* piece, char mark) {
+      const std::vector<char> bytes(piece_bytes(), static_cast<char>(value + 16 * mark));
+      runtime_->copy_from_host(piece, bytes.data(), bytes.size());
+    });
+  }
+  /// What fill() gave the block; 0 if that differs from one byte to the next.
+  char value_of(std::int64_t block) {
+    std::vector<char> values;
+    for_each_piece(block, [&](char* piece, char mark) {
+      std::vector<char> bytes(piece_bytes());
+      runtime_->copy_to_host(bytes.data(), piece, bytes.size());
+      for (const char byte : bytes) values.push_back(static_cast<char>(byte - 16 * mark));
+    });
+    for (const char value : values)
+      if (value != values[0]) return 0;
+    return values[0];
+  }
+
+  std::shared_ptr<DeviceRuntime> runtime_;
+  nn::ModelConfig config_;
+  nn::KvCache cache_;
+};
+
+BlockCopy copy_of(std::int32_t device, std::int32_t host) { return {BlockId{device}, BlockId{host}}; }
+
+TEST_F(HostCacheTest, BlocksComeBackAsTheyWere) {
+  HostCache host(make_host_link(runtime_, /*page_locked=*/true), cache_, config_.num_layers, 3);
+  host.carry_out({.saves = {copy_of(0, 2), copy_of(5, 0)}, .restores = {}});
+  fill(0, 'x');
+  fill(5, 'y');
+  host.carry_out({.saves = {copy_of(3, 1)}, .restores = {copy_of(1, 2), copy_of(3, 0)}});
+  EXPECT_EQ(value_of(1), 'A');
+  EXPECT_EQ(value_of(3), 'F') << "saved, then written to";
+  EXPECT_EQ(value_of(0), 'x');
+  host.carry_out({.saves = {}, .restores = {copy_of(0, 1)}});
+  EXPECT_EQ(value_of(0), 'D');
+  EXPECT_EQ(value_of(2), 'C');
+  EXPECT_EQ(value_of(4), 'E');
+}
+
+TEST_F(HostCacheTest, ABlockMayBeSavedAndRestoredByOneStep) {
+  HostCache host(make_host_link(runtime_, true), cache_, config_.num_layers, 1);
+  host.carry_out({.saves = {copy_of(0, 0)}, .restores = {copy_of(4, 0)}});
+  EXPECT_EQ(value_of(4), 'A');
+}
+
+#ifndef PRL_TEST_CUDA
+TEST_F(HostCacheTest, WorkThatFollowsWaitsForAllCopies) {
+  const auto link = std::make_shared<LazyHostLink>(runtime_);
+  HostCache host(link, cache_, config_.num_layers, 2);
+  host.carry_out({.saves = {copy_of(0, 0), copy_of(1, 1)}, .restores = {copy_of(1, 0)}});
+  EXPECT_EQ(link->num_pending(), 0u);
+  EXPECT_EQ(value_of(1), 'A');
+  host.carry_out({.saves = {}, .restores = {copy_of(0, 1)}});
+  EXPECT_EQ(value_of(0), 'B');
+  const std::size_t num_copies = link->num_copies();
+  host.carry_out({});
+  EXPECT_EQ(link->num_copies(), num_copies);
+}
+#endif
+
+TEST_F(HostCacheTest, MoreThanTheHostHasIsRefusedByTheKey) {
+  try {
+    HostCache host(make_host_link(runtime_, true), cache_, config_.num_layers, std::int64_t{1} << 40);
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("kv_cache_offload.cpu.num_bytes"));
+  }
+}
+
+}  // namespace
+}  // namespace prl::engine
