@@ -7,6 +7,7 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <numeric>
 
 #include "engine/test_support.hpp"
 
@@ -358,6 +359,50 @@ TEST(EngineCore, ARuleAtWorkHoldsItsOwnSequenceOnly) {
     EXPECT_EQ(held->output.token_ids, same->output.token_ids) << "waiting changes no token";
     EXPECT_EQ(rule->asked.size(), 6U) << "once for each token";
   }
+}
+
+TEST(EngineCore, WhoeverIsHeldGetsItsBlocksFromHostMemoryAllTheSame) {
+  for (const bool is_beside_host : {false, true})
+    for (const bool fails : {false, true}) {  // the step that was to bring the blocks, half-way
+      SCOPED_TRACE(is_beside_host);
+      SCOPED_TRACE(fails);
+      CoreOptions options;
+      options.num_blocks = 6;
+      options.block_size = 4;
+      options.num_host_blocks = 32;
+      World world(options, is_beside_host);
+      auto request = request_of({1, 2, 3, 4, 5, 6, 7, 8, 9}, 4, 3);
+      world.add(1, request);
+      world.drain();
+      std::vector<std::int32_t> other(20);
+      std::iota(other.begin(), other.end(), 100);
+      world.add(2, request_of(other, 4));
+      world.drain();
+      const auto rule = std::make_shared<LateRule>();
+      auto ruled = request;
+      ruled.sampling.token_rule = rule;
+      const auto held = world.add(3, ruled);
+      world.drain_held();
+      EXPECT_TRUE(world.core->waits_for_rules());
+      EXPECT_EQ(world.core->stats().num_host_hit_tokens, 8);
+      EXPECT_EQ(world.core->stats().num_blocks_restored, 0) << "there was no step yet";
+      world.runner->before_begun = [&](const StepPlan& plan) {
+        EXPECT_EQ(plan.copies.restores.size(), 2u);
+        world.runner->before_begun = nullptr;
+        if (fails) fail(ErrorCode::kInternal, "made to fail");
+      };
+      const auto beside = world.add(4, request_of({50, 51}, 2));
+      world.drain_held();
+      EXPECT_EQ(beside->output.finish_reason, fails ? FinishReason::kError : FinishReason::kLength);
+      for (int i = 0; i < 20 && !world.core->is_idle(); ++i) {
+        rule->answer_all();
+        world.drain_held();
+      }
+      ASSERT_TRUE(held->is_over);
+      EXPECT_EQ(held->output.token_ids, expected_output(request, 3, PolicyVersion{0}, kVocab));
+      EXPECT_EQ(world.core->stats().num_blocks_restored, fails ? 0 : 2);
+      EXPECT_EQ(world.core->stats().num_preemptions, fails ? 1 : 0);
+    }
 }
 
 TEST(EngineCore, ARuleThatGivesUpEndsItsRequests) {
