@@ -54,6 +54,12 @@ def test_settings_of_speed_and_memory_change_no_bit():
         check("24 KV blocks" in log, f"the small cache is not in use: {log[:1000]}")
         check(state(crowded, 10) == wanted, "chunked prefill and preemption change the bits")
         check_no_mismatch(crowded, 10)
+        offloaded = run(folder, "offloaded", "--inference.kv.num-blocks", 24, "--inference.kv-cache-offload.type", "native",
+                        "--inference.kv-cache-offload.cpu.num-bytes", 8 << 20)
+        log = (offloaded / "logs/latest/inference.log").read_text() + (offloaded / "logs/latest/rl.log").read_text()
+        check("more KV blocks in host memory" in log, f"host memory is not in use: {log[:1000]}")
+        check(state(offloaded, 10) == wanted, "blocks from host memory change the bits")
+        check_no_mismatch(offloaded, 10)
         check(state(run(folder, "uncached", "--no-inference.enable-prefix-caching", "--inference.max-num-seqs", 1), 10) == wanted,
               "the prefix cache or the batch changes the bits")
         check(state(run(folder, "recomputed", "--trainer.model.ac"), 10) == wanted, "activation checkpointing changes the bits")
