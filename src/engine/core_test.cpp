@@ -444,6 +444,32 @@ TEST(EngineCore, AStepThatCannotBeQueuedAheadIsMadeAnew) {
   EXPECT_EQ(world.core->num_failures_in_a_row(), 0);
 }
 
+TEST(EngineCore, WhatAStepAheadWasToSaveIsForgottenIfItFails) {
+  CoreOptions options;
+  options.num_blocks = 3;
+  options.block_size = 4;
+  options.num_host_blocks = 8;
+  World world(options, /*is_beside_host=*/true);
+  world.add(1, request_of({1, 2, 3, 4, 5}, 1));
+  world.drain();
+  int num_failures = 0;
+  world.runner->before_begun = [&](const StepPlan& plan) {  // its row has overwritten the block by then
+    if (plan.rows.front().drawn_row < 0 || plan.copies.saves.empty()) return;
+    ++num_failures;
+    fail(ErrorCode::kOutOfMemory, "made to fail");
+  };
+  const auto other = request_of({11, 12, 13, 14, 15, 16, 17, 18}, 3);
+  const auto got = world.add(2, other);
+  world.drain();
+  EXPECT_EQ(num_failures, 1);
+  EXPECT_EQ(got->output.token_ids, expected_output(other, 1, PolicyVersion{0}, kVocab));
+  const auto request = request_of({1, 2, 3, 4, 5}, 2);
+  const auto again = world.add(3, request);
+  world.drain();
+  EXPECT_EQ(again->output.num_cached_tokens, 0);
+  EXPECT_EQ(again->output.token_ids, expected_output(request, 1, PolicyVersion{0}, kVocab));
+}
+
 TEST(EngineCore, AFailureTakesTheStepBehindItAlong) {
   World world(roomy(), /*is_beside_host=*/true);
   const auto lost = world.add(1, request_of({1, 2, 3}, 12));

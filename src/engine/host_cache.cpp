@@ -41,8 +41,8 @@ void HostCache::carry_out(const BlockCopies& copies) {
   if (copies.empty()) return;
   const HostLink::Ticket saved = link_->to_host(pieces_of(copies.saves, true));
   const HostLink::Ticket restored = link_->to_device(pieces_of(copies.restores, false), saved);
-  link_->hold_work(saved);
   link_->hold_work(restored);
+  link_->hold_work(saved);
 }
 
 }  // namespace prl::engine
