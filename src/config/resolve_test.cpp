@@ -688,7 +688,8 @@ TEST(ResolveSft, EvaluationsHaveAnEngineAndAPlaceOfTheirOwn) {
   const std::string line = "sft --model.name ./m --data.name x.jsonl --output-dir out --max-steps 9 ";
   const std::string with =
       line + "--eval.env.0.id gsm8k --eval.interval 4 --eval.sampling.temperature 0.5 --eval.env.0.sampling.top-p 0.9 ";
-  const auto sft = load_line<SftConfig>(with + "--inference.max-num-seqs 8 --inference.model.max-model-len 512 --env-vars.A 1");
+  const auto sft = load_line<SftConfig>(
+      with + "--inference.max-num-seqs 8 --inference.model.max-model-len 512 --inference.kv-cache-offload.type native --env-vars.A 1");
   EXPECT_THAT(sft.not_built, IsEmpty());
   EXPECT_EQ(sft.config.eval->env.at(0).sampling->temperature, 0.5);
   const EvalsConfig evals = evals_of(sft.config);
@@ -696,6 +697,7 @@ TEST(ResolveSft, EvaluationsHaveAnEngineAndAPlaceOfTheirOwn) {
   EXPECT_EQ(evals.output_dir, "out");
   EXPECT_EQ(evals.inference->model.name, "./m");
   EXPECT_EQ(evals.inference->max_num_seqs, 8);
+  EXPECT_TRUE(evals.inference->kv_cache_offload);
   EXPECT_EQ(evals.inference->model.max_model_len, 512);
   EXPECT_EQ(evals.inference->env_vars.at("A"), "1");
   EXPECT_EQ(evals.online->broadcasts_dir, "out/broadcasts");
