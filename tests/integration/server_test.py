@@ -246,8 +246,9 @@ def test_blocks_without_room_in_the_cache_come_back_from_host_memory():
             complete(port, prompt=prompts[0])
             check(metric(port, "vllm:external_prefix_cache_hits_total") == from_host, "a block survived the reset")
     check(answers[True] == answers[False], "blocks from host memory change an answer")
-    out, errors = prl("inference", "--model.name", harness.warm_model(), "--model.max-model-len", 512, "--server.port", harness.free_port(),
-                      "--kv-cache-offload.type", "native", "--kv-cache-offload.cpu.num-bytes", 100, expect=None, timeout=60)
+    with harness.workspace("offload") as folder:
+        out, errors = prl("inference", "--model.name", harness.warm_model(), "--model.max-model-len", 512, "--server.port", harness.free_port(),
+                          "--kv-cache-offload.type", "native", "--kv-cache-offload.cpu.num-bytes", 100, cwd=folder, expect=None, timeout=60)
     check("kv_cache_offload.cpu.num_bytes" in out + errors and "found 100" in out + errors, f"{out[-500:]} {errors[-500:]}")
 
 
