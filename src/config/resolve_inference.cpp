@@ -70,6 +70,8 @@ void check_inference(InferenceConfig& config, const Check& check) {
                   fmt::format("must be at least max_model_len {} when enable_chunked_prefill is off", *config.model.max_model_len));
   if (config.max_num_seqs > config.max_num_batched_tokens)
     check.problem("max_num_batched_tokens", fmt::format("must be at least max_num_seqs, which is {}", config.max_num_seqs));
+  if (config.kv_cache_offload && config.enable_return_routed_experts)
+    check.problem("kv_cache_offload", "cannot be combined with enable_return_routed_experts: the experts of a block's tokens stay behind");
   if (config.kv_cache_offload && !config.enable_prefix_caching)
     check.problem("kv_cache_offload", "needs enable_prefix_caching: only blocks that a later request can find are worth keeping");
   if (config.max_cpu_loras < config.max_loras)

@@ -565,39 +565,6 @@ TEST(ResolveTrainer, RowsAreSharedByUlyssesUnlessRingIsAskedFor) {
   EXPECT_THAT(whole_rows.warnings, Contains(HasSubstr("model.cp_style")));
 }
 
-TEST(ResolveTrainer, AnAdapterTravelsFromMemoryToMemory) {
-  const std::string line = "trainer --model.name ./m --model.lora --weight-broadcast.type nccl ";
-  EXPECT_THAT(load_line<TrainerConfig>(line).not_built, IsEmpty());
-  EXPECT_THAT(load_line<TrainerConfig>(line).warnings, IsEmpty());
-  EXPECT_THAT(load_line<TrainerConfig>(line + "--weight-broadcast.num-senders 2").warnings, Contains(HasSubstr("num_senders")));
-  EXPECT_THAT(load_line<RlConfig>(kRlLine + "--weight-broadcast.type nccl --deployment.type single_node --trainer.model.lora").not_built,
-              IsEmpty());
-  EXPECT_THAT(load_line<RlConfig>(kRlLine + "--weight-broadcast.type nccl --deployment.type single_node --trainer.model.lora "
-                                            "--orchestrator.student.model.lora.name alpha")
-                  .not_built,
-              IsEmpty());
-}
-
-TEST(ResolveTrainer, SeveralRunsAreRefusedWhatBelongsToOne) {
-  const std::string line = "trainer --model.name ./m --max-concurrent-runs 2 ";
-  EXPECT_THAT(error_of<TrainerConfig>(line), HasSubstr("needs model.lora"));
-  EXPECT_THAT(load_line<TrainerConfig>(line + "--model.lora").not_built, IsEmpty());
-  EXPECT_THAT(error_of<TrainerConfig>(line + "--model.lora --rollout-transport.type zmq"), HasSubstr("rollout_transport.type"));
-  EXPECT_THAT(error_of<TrainerConfig>(line + "--model.lora --ckpt.resume-step 3"), HasSubstr("ckpt.resume_step"));
-  EXPECT_THAT(error_of<TrainerConfig>(line + "--model.lora --data.fake"), HasSubstr("data.fake"));
-  EXPECT_TRUE(is_not_built(load_line<TrainerConfig>(line + "--model.lora --healing").not_built, "several ranks"));
-  EXPECT_THAT(load_line<TrainerConfig>(line + "--model.lora --weight-broadcast.type nccl").not_built, IsEmpty());
-  EXPECT_TRUE(is_not_built(load_line<TrainerConfig>(line + "--model.lora --weight-broadcast.type nixl").not_built, "several runs over"));
-}
-
-TEST(ResolveRl, RouterReplayHasServersTellWhichExpertsTokensHad) {
-  EXPECT_FALSE(load_line<RlConfig>(kRlLine).config.inference->enable_return_routed_experts);
-  for (const char* shape : {"", "--deployment.type single_node "})
-    EXPECT_TRUE(load_line<RlConfig>(kRlLine + shape + "--trainer.enable-router-replay").config.inference->enable_return_routed_experts);
-  EXPECT_THAT(error_of<RlConfig>(kRlLine + "--trainer.enable-router-replay --no-inference.enable-return-routed-experts"),
-              HasSubstr("inference.enable_return_routed_experts"));
-}
-
 TEST(ResolveTrainer, OlderLossKnobsNameTheirLoss) {
   EXPECT_TRUE(std::holds_alternative<MaskedLossConfig>(load_line<TrainerConfig>("trainer --loss.token-mask-high 4").config.loss));
   EXPECT_TRUE(std::holds_alternative<GrpoLossConfig>(load_line<TrainerConfig>("trainer --loss.clip-ratio 4").config.loss));

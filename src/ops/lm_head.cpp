@@ -1,5 +1,6 @@
 #include "ops/lm_head.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include "ops/op_table.hpp"

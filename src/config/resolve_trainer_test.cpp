@@ -1,0 +1,57 @@
+// Adapters, several runs and experts.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "config/detail/test_support.hpp"
+#include "config/resolve.hpp"
+
+namespace prl::config {
+namespace {
+
+using ::testing::Contains;
+using testing::error_of;
+using ::testing::HasSubstr;
+using testing::is_not_built;
+using ::testing::IsEmpty;
+using testing::kRlLine;
+using testing::load_line;
+
+TEST(ResolveTrainer, AnAdapterTravelsFromMemoryToMemory) {
+  const std::string line = "trainer --model.name ./m --model.lora --weight-broadcast.type nccl ";
+  EXPECT_THAT(load_line<TrainerConfig>(line).not_built, IsEmpty());
+  EXPECT_THAT(load_line<TrainerConfig>(line).warnings, IsEmpty());
+  EXPECT_THAT(load_line<TrainerConfig>(line + "--weight-broadcast.num-senders 2").warnings, Contains(HasSubstr("num_senders")));
+  EXPECT_THAT(load_line<RlConfig>(kRlLine + "--weight-broadcast.type nccl --deployment.type single_node --trainer.model.lora").not_built,
+              IsEmpty());
+  EXPECT_THAT(load_line<RlConfig>(kRlLine + "--weight-broadcast.type nccl --deployment.type single_node --trainer.model.lora "
+                                            "--orchestrator.student.model.lora.name alpha")
+                  .not_built,
+              IsEmpty());
+}
+
+TEST(ResolveTrainer, SeveralRunsAreRefusedWhatBelongsToOne) {
+  const std::string line = "trainer --model.name ./m --max-concurrent-runs 2 ";
+  EXPECT_THAT(error_of<TrainerConfig>(line), HasSubstr("needs model.lora"));
+  EXPECT_THAT(load_line<TrainerConfig>(line + "--model.lora").not_built, IsEmpty());
+  EXPECT_THAT(error_of<TrainerConfig>(line + "--model.lora --rollout-transport.type zmq"), HasSubstr("rollout_transport.type"));
+  EXPECT_THAT(error_of<TrainerConfig>(line + "--model.lora --ckpt.resume-step 3"), HasSubstr("ckpt.resume_step"));
+  EXPECT_THAT(error_of<TrainerConfig>(line + "--model.lora --data.fake"), HasSubstr("data.fake"));
+  EXPECT_TRUE(is_not_built(load_line<TrainerConfig>(line + "--model.lora --healing").not_built, "several ranks"));
+  EXPECT_THAT(load_line<TrainerConfig>(line + "--model.lora --weight-broadcast.type nccl").not_built, IsEmpty());
+  EXPECT_TRUE(is_not_built(load_line<TrainerConfig>(line + "--model.lora --weight-broadcast.type nixl").not_built, "several runs over"));
+}
+
+TEST(ResolveTrainer, RouterReplayHasServersTellWhichExpertsTokensHad) {
+  EXPECT_FALSE(load_line<RlConfig>(kRlLine).config.inference->enable_return_routed_experts);
+  for (const char* shape : {"", "--deployment.type single_node "})
+    EXPECT_TRUE(load_line<RlConfig>(kRlLine + shape + "--trainer.enable-router-replay").config.inference->enable_return_routed_experts);
+  EXPECT_THAT(error_of<RlConfig>(kRlLine + "--trainer.enable-router-replay --no-inference.enable-return-routed-experts"),
+              HasSubstr("inference.enable_return_routed_experts"));
+  EXPECT_THAT(error_of<RlConfig>(kRlLine + "--trainer.enable-router-replay --inference.kv-cache-offload.type native"),
+              HasSubstr("inference.kv_cache_offload"));
+  EXPECT_THAT(error_of<InferenceConfig>("inference --model.name ./m --enable-return-routed-experts --kv-cache-offload.type native"),
+              HasSubstr("kv_cache_offload"));
+}
+
+}  // namespace
+}  // namespace prl::config
