@@ -46,6 +46,10 @@ CASES = {
     "glm4_moe_plain": ("Glm4MoeConfig", dict(tie_word_embeddings=True, head_dim=32, n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=16,
                                            n_shared_experts=1, n_group=3, topk_group=2, norm_topk_prob=False, routed_scaling_factor=2.0,
                                            first_k_dense_replace=1, use_qk_norm=False, attention_bias=False), torch.float32, None),
+    "mistral": ("MistralConfig", dict(tie_word_embeddings=False, head_dim=32, sliding_window=256, rope_parameters=dict(rope_type="default", rope_theta=1e6)),
+                torch.bfloat16, None),
+    # Its default of a padding token would take that row of the embedding out of the gradient.
+    "smollm3": ("SmolLM3Config", dict(tie_word_embeddings=True, no_rope_layers=[0, 1], pad_token_id=None), torch.bfloat16, None),
     "qwen3_untied_sharded": ("Qwen3Config", dict(tie_word_embeddings=False, head_dim=16, attention_bias=True), torch.bfloat16, "50KB"),
 }
 

@@ -341,7 +341,7 @@ TEST_P(Exactness, AnUpdateShowsInVersionsProofAndCache) {
 
 INSTANTIATE_TEST_SUITE_P(Models, Exactness,
                          ::testing::Values(Kind{"llama", DType::kF32}, Kind{"llama", DType::kBF16}, Kind{"qwen3", DType::kF32},
-                                           Kind{"qwen3", DType::kBF16}),
+                                           Kind{"qwen3", DType::kBF16}, Kind{"smollm3", DType::kBF16}),
                          [](const auto& kind) {
                            return std::string(kind.param.family) + (kind.param.compute == DType::kF32 ? "F32" : "BF16");
                          });

@@ -271,7 +271,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, SharedLayersTest,
                          ::testing::Values(Kind{"llama", DType::kF32, 2}, Kind{"qwen2", DType::kF32, 4}, Kind{"qwen3", DType::kBF16, 2},
                                            Kind{"qwen2", DType::kBF16, 4}, Kind{"qwen3_moe", DType::kF32, 2},
                                            Kind{"qwen3_moe", DType::kBF16, 4}, Kind{"glm4_moe", DType::kF32, 4},
-                                           Kind{"glm4_moe", DType::kBF16, 2}),
+                                           Kind{"glm4_moe", DType::kBF16, 2}, Kind{"smollm3", DType::kBF16, 2}),
                          [](const auto& kind) {
                            return std::string(kind.param.family) + (kind.param.compute == DType::kBF16 ? "_bf16_" : "_f32_") +
                                   std::to_string(kind.param.num_devices);

@@ -221,7 +221,7 @@ INSTANTIATE_TEST_SUITE_P(Families, AdapterExactness,
                                            AdapterCase{"qwen2", DType::kBF16, DType::kF32}, AdapterCase{"qwen3", DType::kF32, {}},
                                            AdapterCase{"qwen3", DType::kBF16, {}}, AdapterCase{"qwen3_moe", DType::kF32, {}},
                                            AdapterCase{"qwen3_moe", DType::kBF16, {}}, AdapterCase{"glm4_moe", DType::kF32, {}},
-                                           AdapterCase{"glm4_moe", DType::kBF16, {}}));
+                                           AdapterCase{"glm4_moe", DType::kBF16, {}}, AdapterCase{"smollm3", DType::kBF16, {}}));
 
 class AdapterOfFamily : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Families, AdapterOfFamily, ::testing::Values("qwen3", "qwen3_moe", "glm4_moe"));

@@ -164,6 +164,15 @@ TEST(GgufModel, NamesWhatItCannotTake) {
       },
       ErrorCode::kCorrupt, "is no part of a llama model");
   expect_error([&] { gguf_model_config(*open(fixture("quants.gguf"))); }, ErrorCode::kNotImplemented, "model_type");
+  // A family that is known from config.json alone. The name is longer by two letters, which the padding before the tensors has room for.
+  bytes = read_file(fixture("tiny_llama.gguf"));
+  const std::size_t name = bytes.find("general.architecture") + 20 + 4;
+  ASSERT_EQ(bytes.substr(name + 8, 5), "llama");
+  bytes[name] = 7;
+  bytes.replace(name + 8, 5, "smollm3");
+  std::ofstream(temporary.path() / "smollm3.gguf", std::ios::binary) << bytes;
+  expect_error([&] { gguf_model_config(*open(temporary.path() / "smollm3.gguf")); }, ErrorCode::kNotImplemented,
+               "'general.architecture' is 'smollm3'");
 }
 
 }  // namespace

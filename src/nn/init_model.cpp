@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/error.hpp"
 #include "nn/models/family.hpp"
 #include "ops/attention.hpp"
@@ -61,7 +63,10 @@ ModelConfig make_model_config(const InitModelOptions& o) {
                                  {"n_routed_experts", o.num_experts},
                                  {"num_experts_per_tok", o.num_active_experts},
                                  {"moe_intermediate_size", o.expert_size},
-                                 {"norm_topk_prob", true}};
+                                 {"norm_topk_prob", true},
+                                 {"sliding_window", nullptr},
+                                 // The last layer, where there are fewer than the family's interval.
+                                 {"no_rope_layer_interval", std::min<std::int64_t>(o.num_layers, 4)}};
   family.configure(ConfigReader("init-model", keys), config);
   return config;
 }

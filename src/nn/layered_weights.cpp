@@ -32,7 +32,7 @@ LayeredWeights::LayeredWeights(ops::OpContext& ctx, const ModelConfig& config, D
   weights_->table = table;
   weights_->compute = compute;
   weights_->blocks.resize(table->blocks().size());
-  weights_->rope = make_rope_table(ctx.runtime, config);
+  set_rope_tables(*weights_, ctx.runtime, nullptr);
   // Weights that outlive this object would call what is gone: they are the policy's alone.
   weights_->layers = this;
   shared_ = weights_;

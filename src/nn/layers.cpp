@@ -197,7 +197,7 @@ Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, cons
 
   const std::int64_t num_shards = model.weights.shard.size;
   const AttentionParameter attention{c.num_heads / num_shards, c.num_kv_heads / num_shards, c.head_dim, q_norm, k_norm,
-                                     &model.weights.rope};
+                                     &model.weights.rope_of(i)};
   const Projected qkv = project_normed(part.norm, part.attn_proj, in, model.norm(Block::kInputNorm, i),
                                        model.linear(Block::kQkv, i, weight(Block::kO)), /*has_gate=*/false, /*sum_out=*/{});
   const Var heads = model.whole(frame, autograd::self_attention(part.heads, qkv.value, attention, index));

@@ -51,7 +51,7 @@ void refuse_nested_rope(const ConfigReader& reader, std::string_view key) {
 /// level.
 void read_rope(const ConfigReader& reader, const Family& family, ModelConfig& config) {
   constexpr std::int64_t kMaxPosition = std::int64_t{1} << 31;
-  config.rope_theta = reader.number("rope_theta", 10000.0, 1.0, 1e12);
+  config.rope_theta = reader.number("rope_theta", family.rope_theta, 1.0, 1e12);
   for (const char* key : {"rope_scaling", "rope_parameters"}) refuse_nested_rope(reader, key);
   std::optional<ConfigReader> rope = reader.object("rope_scaling");
   if (!rope || rope->empty()) rope = reader.object("rope_parameters");
@@ -105,6 +105,8 @@ bool ModelConfig::is_sparse(std::int64_t layer) const noexcept {
   return num_experts > 0 && !std::ranges::binary_search(dense_layers, layer);
 }
 
+bool ModelConfig::is_rotated(std::int64_t layer) const noexcept { return !std::ranges::binary_search(unrotated_layers, layer); }
+
 std::int64_t ModelConfig::num_parameters() const { return count_parameters(*this).all; }
 std::int64_t ModelConfig::num_active_parameters() const { return count_parameters(*this).active; }
 
@@ -137,7 +139,7 @@ ModelConfig load_model_config(const fs::path& folder) {
   config.num_kv_heads = reader.integer("num_key_value_heads", config.num_heads, 1, 4096);
   config.max_position = reader.integer("max_position_embeddings", 2048, 1, std::int64_t{1} << 31);
   config.rms_norm_eps = static_cast<float>(reader.number("rms_norm_eps", 1e-6, 0.0, 1.0));
-  config.tie_word_embeddings = reader.boolean("tie_word_embeddings", false);
+  config.tie_word_embeddings = reader.boolean("tie_word_embeddings", family.tie_word_embeddings);
   config.torch_dtype = reader.string("dtype", reader.string("torch_dtype", "bfloat16"));
   reader.require_string("hidden_act", "silu", "silu");
   read_rope(reader, family, config);

@@ -18,14 +18,15 @@ struct RopeScaling {
 
 /// A decoder as Hugging Face's config.json describes it. Families differ in names and in these switches only.
 struct ModelConfig {
-  std::string model_type;    ///< "llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe"; SmolLM2 says "llama"
+  std::string model_type;    ///< "llama", "mistral", "qwen3_moe", ...: that of a Family; SmolLM2 says "llama"
   std::string architecture;  ///< "LlamaForCausalLM", ...
   std::int64_t vocab_size = 0, hidden_size = 0, intermediate_size = 0;
   std::int64_t num_layers = 0, num_heads = 0, num_kv_heads = 0, head_dim = 0;
   std::int64_t max_position = 2048;
   double rope_theta = 10000.0;
   RopeScaling rope_scaling;
-  double partial_rotary_factor = 1.0;  ///< the part of a head, its first elements, that is rotated
+  double partial_rotary_factor = 1.0;          ///< the part of a head, its first elements, that is rotated
+  std::vector<std::int64_t> unrotated_layers;  ///< whose heads have no rotary positions (SmolLM3), ascending
   float rms_norm_eps = 1e-6f;
   bool tie_word_embeddings = false;
   bool attention_bias = false;  ///< q, k, v have a bias (Qwen2)
@@ -53,6 +54,8 @@ struct ModelConfig {
   std::int64_t num_parameters() const;
   /// Whether a layer is a mixture of experts.
   bool is_sparse(std::int64_t layer) const noexcept;
+  /// Whether a layer's heads have rotary positions.
+  bool is_rotated(std::int64_t layer) const noexcept;
   /// Width of all MLPs that one token passes in a layer.
   std::int64_t active_mlp_size(std::int64_t layer) const noexcept {
     return is_sparse(layer) ? num_active_experts * expert_size + shared_expert_size : intermediate_size;

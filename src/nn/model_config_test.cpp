@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "nn/init_model.hpp"
 #include "nn/models/family.hpp"
+#include "nn/same_model.hpp"
 
 namespace prl::nn {
 namespace {
@@ -95,6 +96,75 @@ TEST_F(ModelConfigTest, Qwen2HasBiasesAndFamilyDefaults) {
   EXPECT_EQ(load(edit(kSmolLM2, "\"num_key_value_heads\": 3,", "")).num_kv_heads, 9);
   EXPECT_FALSE(load(edit(kSmolLM2, "\"tie_word_embeddings\": true,", "")).tie_word_embeddings);
   EXPECT_TRUE(load(edit(kSmolLM2, "\"attention_bias\": false", "\"attention_bias\": true")).attention_out_bias);
+}
+
+// Mistral-Nemo's config.json.
+constexpr const char* kMistral = R"({
+  "architectures": ["MistralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2, "head_dim": 128,
+  "hidden_act": "silu", "hidden_size": 5120, "initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings": 131072,
+  "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
+  "rope_theta": 1000000.0, "sliding_window": null, "tie_word_embeddings": false, "torch_dtype": "bfloat16", "use_cache": true,
+  "vocab_size": 131072})";
+
+TEST_F(ModelConfigTest, Mistral) {
+  const ModelConfig config = load(kMistral);
+  EXPECT_EQ(config.head_dim, 128) << "and not 5120 / 32";
+  EXPECT_EQ(config.num_parameters(), 12247782400) << "the published size of Mistral-Nemo";
+  EXPECT_FALSE(config.attention_bias || config.attention_out_bias || config.qk_norm || config.tie_word_embeddings);
+  EXPECT_EQ(load(edit(edit(kMistral, "\"head_dim\": 128,", ""), "\"hidden_size\": 5120", "\"hidden_size\": 4096")).head_dim, 128);
+  const auto window = [](const std::string& value) { return edit(kMistral, "\"sliding_window\": null", "\"sliding_window\": " + value); };
+  EXPECT_EQ(load(window("131072")).max_position, 131072) << "a window that all positions fit into";
+  expect_error(window("131071"), ErrorCode::kNotImplemented, "'sliding_window' is 131071");
+  expect_error(window("0"), ErrorCode::kCorrupt, "sliding_window");
+  // Without the key, transformers takes a window of 4096.
+  const std::string silent = edit(kMistral, "\"sliding_window\": null,", "");
+  expect_error(silent, ErrorCode::kNotImplemented, "'sliding_window' is 4096 (what a missing one is)");
+  EXPECT_EQ(load(edit(silent, "\"max_position_embeddings\": 131072", "\"max_position_embeddings\": 4096")).max_position, 4096);
+  expect_error(edit(kMistral, "\"use_cache\": true", R"("layer_types": ["sliding_attention"])"), ErrorCode::kNotImplemented, "layer_types");
+}
+
+// SmolLM3-3B's config.json, its lists left to the keys' defaults. Tied embeddings are one of these.
+constexpr const char* kSmolLM3 = R"({
+  "architectures": ["SmolLM3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "eos_token_id": 128012, "hidden_act": "silu",
+  "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 11008, "max_position_embeddings": 65536, "max_window_layers": 28,
+  "mlp_bias": false, "model_type": "smollm3", "no_rope_layer_interval": 4, "no_rope_layers": null, "num_attention_heads": 16,
+  "num_hidden_layers": 36, "num_key_value_heads": 4, "pad_token_id": 128004, "pretraining_tp": 2, "rms_norm_eps": 1e-06,
+  "rope_scaling": null, "rope_theta": 5000000.0, "sliding_window": null, "torch_dtype": "bfloat16", "use_cache": false,
+  "use_sliding_window": false, "vocab_size": 128256})";
+
+TEST_F(ModelConfigTest, SmolLm3) {
+  const ModelConfig config = load(kSmolLM3);
+  EXPECT_TRUE(config.tie_word_embeddings) << "what is not said of SmolLM 3";
+  EXPECT_EQ(config.num_parameters(), 3075098624) << "the published size of SmolLM3-3B";
+  EXPECT_THAT(config.unrotated_layers, ElementsAre(3, 7, 11, 15, 19, 23, 27, 31, 35));
+  EXPECT_TRUE(config.is_rotated(0) && config.is_rotated(2) && !config.is_rotated(3) && config.is_rotated(4));
+  EXPECT_EQ(load(edit(kSmolLM3, "\"rope_theta\": 5000000.0,", "")).rope_theta, 2000000.0);
+  EXPECT_TRUE(load(edit(kSmolLM3, "\"attention_bias\": false", "\"attention_bias\": true")).attention_out_bias);
+  EXPECT_THAT(load(edit(kSmolLM3, "\"no_rope_layer_interval\": 4", "\"no_rope_layer_interval\": 18")).unrotated_layers,
+              ElementsAre(17, 35));
+
+  const std::string two = edit(kSmolLM3, "\"num_hidden_layers\": 36", "\"num_hidden_layers\": 2");
+  EXPECT_TRUE(load(two).unrotated_layers.empty());
+  const auto marks = [&](const std::string& value) { return edit(two, "\"no_rope_layers\": null", "\"no_rope_layers\": " + value); };
+  const ModelConfig first = load(marks("[0, 1, 0]"));  // more marks than layers
+  EXPECT_THAT(first.unrotated_layers, ElementsAre(0));
+  EXPECT_THAT(load(saved_config_json(first, DType::kF32)).unrotated_layers, ElementsAre(0));
+  ModelConfig made = first;
+  made.raw_json.clear();
+  EXPECT_THAT(load(to_config_json(made)).unrotated_layers, ElementsAre(0));
+  check_same_model(first, load(marks("[0, 1]")), "there");
+  EXPECT_THROW(check_same_model(first, load(marks("[1, 0]")), "there"), Error);
+
+  expect_error(marks("[0]"), ErrorCode::kCorrupt, "'no_rope_layers': wanted a 0 or 1 for each of the 2 layers, found 1");
+  expect_error(marks("[1, 2]"), ErrorCode::kCorrupt, "'no_rope_layers': wanted 0 or 1, found 2 for layer 1");
+  expect_error(marks("[1, \"0\"]"), ErrorCode::kCorrupt, "'no_rope_layers': wanted a list of 0 and 1");
+  expect_error(edit(kSmolLM3, "\"no_rope_layer_interval\": 4", "\"no_rope_layer_interval\": 0"), ErrorCode::kCorrupt,
+               "no_rope_layer_interval");
+  expect_error(edit(kSmolLM3, "\"mlp_bias\": false", "\"mlp_bias\": true"), ErrorCode::kNotImplemented, "mlp_bias");
+  expect_error(edit(kSmolLM3, "\"use_sliding_window\": false", "\"use_sliding_window\": true"), ErrorCode::kNotImplemented,
+               "use_sliding_window");
+  expect_error(edit(kSmolLM3, "\"max_window_layers\": 28", R"("layer_types": ["sliding_attention"])"), ErrorCode::kNotImplemented,
+               "layer_types");
 }
 
 // The published config.json of Qwen3-30B-A3B.
@@ -300,6 +370,8 @@ TEST_F(ModelConfigTest, WhatInitModelWritesReadsBack) {
     EXPECT_EQ(read.architecture, family->architecture);
     EXPECT_EQ(read.num_parameters(), made.num_parameters());
     EXPECT_EQ(read.head_dim, made.head_dim);
+    EXPECT_EQ(read.unrotated_layers, made.unrotated_layers);
+    EXPECT_EQ(read.unrotated_layers.empty(), family->model_type != "smollm3");
     EXPECT_EQ(read.qk_norm, made.qk_norm);
     EXPECT_EQ(read.attention_bias, made.attention_bias);
     EXPECT_EQ(read.tie_word_embeddings, made.tie_word_embeddings);

@@ -1,5 +1,6 @@
 #include <cmath>
 #include <numbers>
+#include <span>
 #include <vector>
 
 #include "nn/weights.hpp"
@@ -33,8 +34,22 @@ std::vector<float> inverse_frequencies(const ModelConfig& config) {
   return out;
 }
 
-}  // namespace
+bool same_rope(const ModelConfig& a, const ModelConfig& b) {
+  const RopeScaling &x = a.rope_scaling, &y = b.rope_scaling;
+  return a.rotary_dim() == b.rotary_dim() && a.max_position == b.max_position && a.rope_theta == b.rope_theta && x.enabled == y.enabled &&
+         x.factor == y.factor && x.low_freq_factor == y.low_freq_factor && x.high_freq_factor == y.high_freq_factor &&
+         x.original_max_position == y.original_max_position;
+}
 
+ops::RopeTable upload(const std::shared_ptr<DeviceRuntime>& runtime, const Shape& shape, std::span<const float> cosines,
+                      std::span<const float> sines) {
+  ops::RopeTable table{Tensor::empty(runtime, shape, DType::kF32), Tensor::empty(runtime, shape, DType::kF32)};
+  runtime->copy_from_host(table.cos_PR2.data(), cosines.data(), table.cos_PR2.num_bytes());
+  runtime->copy_from_host(table.sin_PR2.data(), sines.data(), table.sin_PR2.num_bytes());
+  return table;
+}
+
+/// cos and sin of position * inverse frequency for all positions of the model, frequencies scaled as config.json asks.
 ops::RopeTable make_rope_table(const std::shared_ptr<DeviceRuntime>& runtime, const ModelConfig& config) {
   const std::vector<float> frequencies = inverse_frequencies(config);
   const auto half = static_cast<std::int64_t>(frequencies.size());
@@ -53,10 +68,25 @@ ops::RopeTable make_rope_table(const std::shared_ptr<DeviceRuntime>& runtime, co
       }
     }
   });
-  ops::RopeTable table{Tensor::empty(runtime, shape, DType::kF32), Tensor::empty(runtime, shape, DType::kF32)};
-  runtime->copy_from_host(table.cos_PR2.data(), cosines.data(), table.cos_PR2.num_bytes());
-  runtime->copy_from_host(table.sin_PR2.data(), sines.data(), table.sin_PR2.num_bytes());
-  return table;
+  return upload(runtime, shape, cosines, sines);
+}
+
+/// All angles 0: a rotation by it gives the bits that it was given, up to the sign of a zero. So layers whose heads are not rotated run
+/// the same kernels as the others.
+ops::RopeTable make_identity_table(const std::shared_ptr<DeviceRuntime>& runtime, const ModelConfig& config) {
+  const Shape shape{config.max_position, config.rotary_dim() / 2};
+  const auto count = static_cast<std::size_t>(shape.num_elements());
+  return upload(runtime, shape, std::vector<float>(count, 1.0f), std::vector<float>(count, 0.0f));
+}
+
+}  // namespace
+
+void set_rope_tables(Weights& weights, const std::shared_ptr<DeviceRuntime>& runtime, const WeightsPtr& previous) {
+  const ModelConfig& config = weights.config;
+  const bool is_same = previous != nullptr && same_rope(previous->config, config);
+  weights.rope = is_same ? previous->rope : make_rope_table(runtime, config);
+  if (!config.unrotated_layers.empty())
+    weights.no_rope = is_same && previous->no_rope.cos_PR2.defined() ? previous->no_rope : make_identity_table(runtime, config);
 }
 
 }  // namespace prl::nn

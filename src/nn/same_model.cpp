@@ -33,6 +33,9 @@ void check_same_model(const ModelConfig& wanted, const ModelConfig& found, const
   check("head_dim", wanted.head_dim, found.head_dim);
   check("rope_theta", wanted.rope_theta, found.rope_theta);
   check("partial_rotary_factor", wanted.partial_rotary_factor, found.partial_rotary_factor);
+  if (wanted.unrotated_layers != found.unrotated_layers)
+    fail(ErrorCode::kInvalidArgument, "{} is of another model: of its layers [{}] have no rotary positions, of this one's [{}]",
+         where.string(), fmt::join(found.unrotated_layers, ", "), fmt::join(wanted.unrotated_layers, ", "));
   check("rms_norm_eps", wanted.rms_norm_eps, found.rms_norm_eps);
   check("tie_word_embeddings", wanted.tie_word_embeddings, found.tie_word_embeddings);
   check("attention_bias", wanted.attention_bias, found.attention_bias);

@@ -85,7 +85,7 @@ TEST(TensorTable, MastersLieInOneArrayVectorsFirst) {
 }
 
 TEST(TensorTable, IsCountedWithoutBeingMade) {
-  for (const char* family : {"llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe"})
+  for (const char* family : {"llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "mistral", "smollm3"})
     for (const bool tied : {true, false}) {
       const ModelConfig config = config_of(family, tied);
       const TensorTablePtr table = make_tensor_table(config);

@@ -9,7 +9,7 @@
 
 namespace prl::nn {
 
-/// Without blocks. The rope table of `previous` (may be null) is shared if it is that of `config`.
+/// Without blocks. The rotary tables of `previous` (may be null) are shared if they are those of `config`.
 std::shared_ptr<Weights> start_weights(ops::OpContext& ctx, const ModelConfig& config, TensorTablePtr table, DType compute,
                                        PolicyVersion version, const WeightsPtr& previous);
 

@@ -15,13 +15,6 @@
 namespace prl::nn {
 namespace {
 
-bool same_rope(const ModelConfig& a, const ModelConfig& b) {
-  const RopeScaling &x = a.rope_scaling, &y = b.rope_scaling;
-  return a.rotary_dim() == b.rotary_dim() && a.max_position == b.max_position && a.rope_theta == b.rope_theta && x.enabled == y.enabled &&
-         x.factor == y.factor && x.low_freq_factor == y.low_freq_factor && x.high_freq_factor == y.high_freq_factor &&
-         x.original_max_position == y.original_max_position;
-}
-
 /// A copy of a small fp32 tensor whose values are those of the compute dtype, so that a holder who read them from a file in
 /// that dtype computes with the same numbers.
 Tensor rounded(ops::OpContext& ctx, const Tensor& value, DType compute) {
@@ -69,7 +62,7 @@ std::shared_ptr<Weights> start_weights(ops::OpContext& ctx, const ModelConfig& c
   weights->compute = compute;
   weights->table = std::move(table);
   weights->blocks.resize(weights->table->blocks().size());
-  weights->rope = previous != nullptr && same_rope(previous->config, config) ? previous->rope : make_rope_table(ctx.runtime, config);
+  set_rope_tables(*weights, ctx.runtime, previous);
   return weights;
 }
 

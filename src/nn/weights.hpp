@@ -41,6 +41,7 @@ struct Weights {
   std::vector<PackedBlock> blocks;  ///< as table->blocks()
   Tensor flat;                      ///< what the blocks are parts of, where ops::shares_weights(): all masters in `compute`
   ops::RopeTable rope;              ///< shared between versions
+  ops::RopeTable no_rope;           ///< of angles 0, for layers whose heads are not rotated; undefined where there are none
   AdapterPtr adapter;               ///< of rows that name no other; nullptr for none
   /// Of `blocks`, which all versions of an adapter share; nullptr: formed whenever it is asked for.
   std::shared_ptr<const struct WeightsChecksum> base_checksum;
@@ -51,6 +52,7 @@ struct Weights {
   /// A norm or bias; undefined if the model has none.
   const Tensor& vector(Block block, std::int64_t layer = -1) const;
   const ops::LinearWeight& matrix(Block block, std::int64_t layer = -1, std::int64_t expert = -1) const;
+  const ops::RopeTable& rope_of(std::int64_t layer) const { return config.is_rotated(layer) ? rope : no_rope; }
   const Tensor& embedding_VH() const { return vector(Block::kEmbedding); }
   const ops::LinearWeight& lm_head() const { return matrix(Block::kLmHead); }
 };
@@ -98,7 +100,7 @@ WeightsChecksum checksum(ops::OpContext& ctx, const Weights& weights);
 /// With a session of its own, for callers that have none.
 WeightsChecksum checksum(const Weights& weights);
 
-/// cos and sin of position * inverse frequency for all positions of the model, frequencies scaled as config.json asks.
-ops::RopeTable make_rope_table(const std::shared_ptr<DeviceRuntime>& runtime, const ModelConfig& config);
+/// Sets the rotary tables that `weights.config` asks for: those of `previous` (may be null) where its model has the same.
+void set_rope_tables(Weights& weights, const std::shared_ptr<DeviceRuntime>& runtime, const WeightsPtr& previous);
 
 }  // namespace prl::nn

@@ -17,6 +17,8 @@ nn::InitModelOptions sizes_of(const config::InitModelConfig& config) {
     case config::ModelFamily::kGlm4Moe: options.family = "glm4_moe"; break;
     case config::ModelFamily::kQwen2: options.family = "qwen2"; break;
     case config::ModelFamily::kLlama: options.family = "llama"; break;
+    case config::ModelFamily::kMistral: options.family = "mistral"; break;
+    case config::ModelFamily::kSmolLm3: options.family = "smollm3"; break;
   }
   options.vocab_size = config.vocab_size;
   options.hidden_size = config.hidden_size;

@@ -86,6 +86,22 @@ def test_devices_that_share_layers_give_equal_rollouts():
             check(wanted in said, f"{devices} devices: {said[-1000:]}")
 
 
+def test_layers_without_rotary_positions_are_sampled_as_they_are_trained():
+    with harness.workspace("unrotated-layers") as folder:
+        model = harness.tiny_model(folder / "model", "--family", "smollm3")
+        prl("sft", "--model.name", model, "--data.name", harness.sft_data(folder / "sft.jsonl", 256), "--data.seq-len", 256, "--data.batch-size", 4,
+            "--max-steps", 60, "--optim.lr", "5e-3", "--ckpt", "--output-dir", folder / "sft")
+        warm = folder / "sft/weights/step_60"
+        for name, devices in {"one": 1, "two": 2}.items():
+            prl(*arguments(folder, folder / name, 1, "--model.name", warm, "--inference.parallel.tp", devices, max_steps=2))
+            rows = harness.metrics(folder / name)
+            check(all(rows[step]["mismatch_kl/all/max"] == 0 for step in (1, 2)), f"{name}: sampler and trainer disagree")
+            check(any(rows[step]["optim/grad_norm"] > 0 for step in (1, 2)), f"{name}: nothing was trained")
+        check(weights(folder / "one", 2) == weights(folder / "two", 2), "an engine of two devices gave other weights than one of one")
+        config = json.loads((folder / "one/weights/step_2/config.json").read_text())
+        check((config["model_type"], config["no_rope_layers"]) == ("smollm3", [1, 0]), f"what was saved: {config}")
+
+
 def test_engines_that_die_cost_no_rollout():
     with harness.workspace("engine-deaths") as folder:
         prl(*arguments(folder, folder / "calm", 1, max_steps=16))
@@ -335,7 +351,8 @@ def test_four_engines_find_prefixes_as_one_does():
         check(four >= 0.91 * one, f"four engines found {four:.4f}, one {one:.4f}")
 
 
-harness.main(test_one_engine_and_three_give_equal_rollouts, test_devices_that_share_layers_give_equal_rollouts, test_engines_that_die_cost_no_rollout, test_an_engine_that_hangs_is_replaced_and_costs_no_bit,
+harness.main(test_one_engine_and_three_give_equal_rollouts, test_devices_that_share_layers_give_equal_rollouts,
+             test_layers_without_rotary_positions_are_sampled_as_they_are_trained, test_engines_that_die_cost_no_rollout, test_an_engine_that_hangs_is_replaced_and_costs_no_bit,
              test_weights_from_the_trainers_memory_are_those_of_files_and_an_engine_that_misses_one_catches_up,
              test_a_stream_goes_on_with_the_same_tokens_when_its_engine_is_killed,
              test_weights_go_through_the_router_to_engines_that_join_late, test_four_engines_find_prefixes_as_one_does)

@@ -198,7 +198,9 @@ INSTANTIATE_TEST_SUITE_P(Models, CudaDecoderTest,
                          ::testing::Values(Case{"qwen3", DType::kBF16, ModelSize::kSmall}, Case{"qwen3", DType::kF32, ModelSize::kSmall},
                                            Case{"qwen2", DType::kBF16, ModelSize::kSmall}, Case{"llama", DType::kBF16, ModelSize::kWide},
                                            Case{"qwen3", DType::kBF16, ModelSize::kWide}, Case{"qwen3", DType::kBF16, ModelSize::kEven},
-                                           Case{"llama", DType::kBF16, ModelSize::kEven}, Case{"qwen2", DType::kBF16, ModelSize::kEven}));
+                                           Case{"llama", DType::kBF16, ModelSize::kEven}, Case{"qwen2", DType::kBF16, ModelSize::kEven},
+                                           Case{"smollm3", DType::kBF16, ModelSize::kSmall},
+                                           Case{"smollm3", DType::kBF16, ModelSize::kEven}));
 
 }  // namespace
 }  // namespace prl::nn

@@ -56,14 +56,14 @@ std::string ConfigReader::string(std::string_view key, std::string_view fallback
   return {value->get_string().data(), value->get_string().size()};
 }
 
-std::vector<std::int32_t> ConfigReader::ids(std::string_view key) const {
+std::vector<std::int32_t> ConfigReader::ids(std::string_view key, std::string_view wanted) const {
   const json::value* value = get(key);
   std::vector<std::int32_t> out;
   if (value == nullptr) return out;
   const auto take = [&](const json::value& item) {
     json::error_code error;
     const std::int64_t id = item.is_number() ? item.to_number<std::int64_t>(error) : -1;
-    if (error.failed() || id < 0 || id > std::numeric_limits<std::int32_t>::max()) bad(key, "a token id or a list of them", value);
+    if (error.failed() || id < 0 || id > std::numeric_limits<std::int32_t>::max()) bad(key, wanted, value);
     out.push_back(static_cast<std::int32_t>(id));
   };
   if (value->is_array()) {

@@ -16,6 +16,8 @@ class ConfigReader {
   ConfigReader(std::string subject, const boost::json::object& object) : subject_(std::move(subject)), object_(&object) {}
 
   bool has(std::string_view key) const { return get(key) != nullptr; }
+  /// Whether the key is there, be it with null.
+  bool names(std::string_view key) const { return object_->contains(boost::json::string_view(key.data(), key.size())); }
   bool empty() const noexcept { return object_->empty(); }
   /// The keys whose values are objects.
   std::vector<std::string> keys_of_objects() const;
@@ -24,8 +26,8 @@ class ConfigReader {
   double number(std::string_view key, std::optional<double> fallback, double min, double max) const;
   bool boolean(std::string_view key, bool fallback) const;
   std::string string(std::string_view key, std::string_view fallback) const;
-  /// One id or a list of ids; empty if absent.
-  std::vector<std::int32_t> ids(std::string_view key) const;
+  /// One id or a list of ids, or of what `wanted` says; empty if absent.
+  std::vector<std::int32_t> ids(std::string_view key, std::string_view wanted = "a token id or a list of them") const;
   /// nullopt if absent.
   std::optional<ConfigReader> object(std::string_view key) const;
   std::vector<std::string> strings(std::string_view key) const;

@@ -20,7 +20,10 @@ struct Family {
   void (*configure)(const ConfigReader& reader, ModelConfig& config);
   /// Adds the family's own keys to a config.json made here.
   void (*describe)(const ModelConfig& config, boost::json::object& object);
-  double partial_rotary_factor = 1.0;  ///< where config.json names none; 1: whole heads, whatever it names
+  // Where config.json says nothing:
+  double partial_rotary_factor = 1.0;  ///< 1: whole heads, whatever it names
+  double rope_theta = 10000.0;
+  bool tie_word_embeddings = false;
 };
 
 /// All families of this build.
@@ -32,6 +35,8 @@ const Family& find_family(std::string_view model_type, std::string_view subject)
 void refuse_sliding_window(const ConfigReader& reader, bool window_in_use);
 
 extern const Family kLlamaFamily;
+extern const Family kMistralFamily;
+extern const Family kSmolLm3Family;
 extern const Family kQwen2Family;
 extern const Family kQwen3Family;
 extern const Family kQwen3MoeFamily;

@@ -6,7 +6,8 @@
 
 namespace prl::nn {
 namespace {
-const std::array<const Family*, 5> kFamilies{&kLlamaFamily, &kQwen2Family, &kQwen3Family, &kQwen3MoeFamily, &kGlm4MoeFamily};
+const std::array<const Family*, 7> kFamilies{&kLlamaFamily,   &kQwen2Family,   &kQwen3Family,  &kQwen3MoeFamily,
+                                             &kGlm4MoeFamily, &kMistralFamily, &kSmolLm3Family};
 }  // namespace
 
 std::span<const Family* const> families() noexcept { return kFamilies; }
