@@ -266,31 +266,6 @@ void experts_backward(ops::OpContext& ctx, Tape& tape, const Var& x_TH, ConstTen
   arena.release(mark);
 }
 
-/// On one of several devices: each has a part of every expert's outputs, and all of them the same rows.
-Var shared_experts(Frame& frame, const Var& x_TH, const ExpertsParameter& p) {
-  PRL_CHECK(frame.tape == nullptr && p.load == nullptr, "devices that share layers compute no gradients");
-  ops::OpContext& ctx = frame.ctx;
-  const DType dtype = x_TH.value.dtype;
-  const std::int64_t T = x_TH.value.shape.num_rows(), M = T * p.num_active;
-  const std::int64_t width = p.gate_up.front().weight->num_outputs(), num_outputs = p.down.front().weight->num_outputs();
-  const Routing routing = route(frame, x_TH, p);
-  const TensorView sum = frame.take({T, num_outputs}, dtype);
-  if (!has_adapters(p.gate_up) && !has_adapters(p.down) &&
-      ops::mix_experts(ctx, sum, x_TH.value, routing.ids_TK, routing.weights_TK, {matrices(p.gate_up), matrices(p.down)}, p.shared))
-    return {p.shared.group->gather(ctx, p.shared.rank, sum)};
-  const std::shared_ptr<const Placement> placement = place(frame, routing, p);
-  const TensorView rows_MH = frame.take({M, x_TH.value.shape.num_cols()}, dtype), gate_up = frame.take({M, width}, dtype);
-  ops::embedding(ctx, rows_MH, x_TH.value, placement->token_M);
-  run_products(ctx, gate_up, rows_MH, p.gate_up, *placement);
-  const TensorView hidden = frame.take({M, width / 2}, dtype);
-  ops::swiglu_rows(ctx, hidden, gate_up, placement->weight_M);
-  const TensorView hidden_MF = p.shared.group->gather(ctx, p.shared.rank, hidden);
-  const TensorView down = frame.take({M, num_outputs}, dtype);
-  run_products(ctx, down, hidden_MF, p.down, *placement);
-  ops::sum_rows(ctx, sum, down, placement->slot_TK, false);
-  return {p.shared.group->gather(ctx, p.shared.rank, sum)};
-}
-
 }  // namespace
 
 bool can_record_experts(ops::OpContext& ctx, std::int64_t num_tokens, const ExpertsParameter& p) {
@@ -300,17 +275,21 @@ bool can_record_experts(ops::OpContext& ctx, std::int64_t num_tokens, const Expe
 }
 
 Var experts(Frame& frame, const Var& x_TH, const ExpertsParameter& p, TensorView out, bool is_block_output) {
+  const bool is_shared = p.shared.group != nullptr;
+  PRL_CHECK(!is_shared || (frame.tape == nullptr && p.load == nullptr), "devices that share layers compute no gradients");
   const std::int64_t T = x_TH.value.shape.num_rows(), H = x_TH.value.shape.num_cols(), M = T * p.num_active;
-  const std::int64_t F = p.down.front().weight->num_inputs();
+  // Of this device: those that share layers have some outputs of every matrix each, and all of them the same rows.
+  const std::int64_t F = p.gate_up.front().weight->num_outputs() / 2, num_outputs = p.down.front().weight->num_outputs();
   const DType dtype = x_TH.value.dtype;
   ops::OpContext& ctx = frame.ctx;
-  if (p.shared.group != nullptr) return shared_experts(frame, x_TH, p);
-  const Var y = frame.variable(out.data != nullptr ? out : frame.keep({T, H}, dtype));
+  const auto whole = [&](TensorView part) { return is_shared ? p.shared.group->gather(ctx, p.shared.rank, part) : part; };
+  const Var y = frame.variable(out.data != nullptr && !is_shared ? out : frame.keep({T, num_outputs}, dtype));
   const Routing routing = route(frame, x_TH, p);
   // Without an answer to wait for. Nobody asks for the load where there is no tape.
   if (frame.tape == nullptr && p.load == nullptr && !has_adapters(p.gate_up) && !has_adapters(p.down)) {
     const std::vector<const ops::LinearWeight*> gate_up = matrices(p.gate_up), down = matrices(p.down);
-    if (ops::mix_experts(ctx, y.value, x_TH.value, routing.ids_TK, routing.weights_TK, {gate_up, down})) return y;
+    if (ops::mix_experts(ctx, y.value, x_TH.value, routing.ids_TK, routing.weights_TK, {gate_up, down}, p.shared))
+      return is_shared ? Var{whole(y.value)} : y;
   }
   const std::shared_ptr<const Placement> placement = place(frame, routing, p);
   const TensorView gate_up_M2F = frame.take({M, 2 * F}, dtype);
@@ -333,10 +312,12 @@ Var experts(Frame& frame, const Var& x_TH, const ExpertsParameter& p, TensorView
   if (!(is_block_output && frame.is_recompute)) {
     const TensorView hidden_MF = scratch.take({M, F}, dtype);
     ops::swiglu_rows(ctx, hidden_MF, gate_up_M2F, placement->weight_M);
-    run_products(ctx, rows_MH, hidden_MF, p.down, *placement);
-    ops::sum_rows(ctx, y.value, rows_MH, placement->slot_TK, false);
+    const TensorView down_M = is_shared ? scratch.take({M, num_outputs}, dtype) : rows_MH;
+    run_products(ctx, down_M, whole(hidden_MF), p.down, *placement);
+    ops::sum_rows(ctx, y.value, down_M, placement->slot_TK, false);
   }
   scratch.release(mark);
+  if (is_shared) return {whole(y.value)};
   if (frame.tape != nullptr) {
     frame.tape->record([tape = frame.tape, ctx = &ctx, x_TH, y, gate_up_M2F, p, placement] {
       if (const TensorView dy = tape->grad(y); dy.data != nullptr) experts_backward(*ctx, *tape, x_TH, dy, gate_up_M2F, p, *placement);
