@@ -1,10 +1,12 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
+#include <atomic>
 #include <thread>
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/testing/eventually.hpp"
 #include "base/testing/temp_folder.hpp"
 #include "comm/store.hpp"
 
@@ -120,6 +122,25 @@ TEST(TcpStore, ALostServerIsAnErrorThatNamesIt) {
   // A server that comes back on the same port serves the same client.
   const StoreServer again("127.0.0.1", port);
   EXPECT_EQ(store->get("k"), std::nullopt);
+}
+
+TEST(TcpStore, AServerThatIsGoneIsNotWaitedForAtEachCall) {
+  auto server = std::make_unique<StoreServer>();
+  const int port = server->port();
+  const auto store = make_tcp_store("127.0.0.1", port, std::chrono::seconds(20));
+  store->set("k", "v");
+  server.reset();
+  std::atomic<int> num_ended{0};
+  std::jthread asks([&] {
+    for (int i = 0; i < 10; ++i) {
+      EXPECT_THROW((void)store->get("k"), Error);
+      ++num_ended;
+    }
+  });
+  EXPECT_TRUE(prl::testing::eventually([&] { return num_ended == 10; })) << num_ended;
+  asks.join();
+  const StoreServer again("127.0.0.1", port);
+  EXPECT_EQ(store->get("k"), std::nullopt) << "one that comes back serves it";
 }
 
 TEST(TcpStore, WaitsForAServerThatComesLater) {

@@ -31,6 +31,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 static_assert(std::endian::native == std::endian::little, "frames are written as they lie in memory");
 
+/// How long a server that was lost is looked for.
+constexpr std::chrono::milliseconds kReconnect{2000};
 constexpr std::uint32_t kAbsent = 0xffffffffu;
 constexpr std::size_t kRequestHead = 1 + 3 * sizeof(std::uint32_t), kAnswerHead = 1 + sizeof(std::uint32_t);
 
@@ -104,6 +106,15 @@ class TcpStore final : public Store {
     }
   }
 
+  /// A server that was there is back soon or is gone for good, with the rank or launcher that kept it: who has lost a peer too asks it
+  /// several things, and must not wait for each.
+  void reconnect() {
+    const auto patience = is_gone_ ? std::chrono::milliseconds(0) : std::min(timeout_, kReconnect);
+    is_gone_ = true;
+    connect(Clock::now() + patience);
+    is_gone_ = false;
+  }
+
   static bool is_ready(int fd, short events, Clock::time_point deadline, Waiting& waiting) {
     for (;; waiting.check()) {
       const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
@@ -144,7 +155,7 @@ class TcpStore final : public Store {
 
     const std::lock_guard lock(mutex_);
     const auto deadline = Clock::now() + timeout_;
-    if (!socket_.is_open()) connect(deadline);
+    if (!socket_.is_open()) reconnect();
     const int fd = socket_.get();
     move_all(request.size(), POLLOUT, deadline,
              [&](std::size_t done) { return ::send(fd, request.data() + done, request.size() - done, MSG_NOSIGNAL); });
@@ -161,6 +172,7 @@ class TcpStore final : public Store {
   std::chrono::milliseconds timeout_;
   std::mutex mutex_;
   Fd socket_;
+  bool is_gone_ = false;  ///< it was lost, and could not be reached again
 };
 
 }  // namespace
