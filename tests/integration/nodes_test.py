@@ -131,6 +131,23 @@ def test_sft_takes_its_nodes_from_the_deployment():
         check("which of the 2 nodes is this?" in answer, answer)
 
 
+def test_a_node_that_loses_the_first_one_ends():
+    """With the first node's launcher goes the store in which ranks say whom they lost: nobody waits for it."""
+    with harness.workspace("lost-first-node") as folder:
+        harness.tiny_model(folder / "model")
+        harness.sft_data(folder / "data.jsonl", 64)
+        sft = ["sft", "--model.name", folder / "model", "--data.name", folder / "data.jsonl", "--data.seq-len", 256, "--data.batch-size", 4,
+               "--max-steps", 1000000, "--deployment.type", "multi_node", "--deployment.gpus-per-node", 1, "--deployment.num-nodes", 2, "--output-dir", folder / "out"]
+        with nodes(folder, 2, *sft) as [(first, log), (second, of_second)]:
+            harness.wait_until(lambda: "Step 20/" in log.read_text() or first.poll() is not None, 120, "the first steps")
+            rank = harness.role_pids(log)["sft"]
+            os.kill(rank, signal.SIGKILL)  # before its launcher, whose death it would take for the wish to stop
+            os.kill(first.pid, signal.SIGKILL)
+            check(second.wait(60) != 0, "a rank went on alone")
+            said = of_second.read_text()
+            check("rank 0 of 2 is lost" in said, said[-2000:])
+
+
 def test_inference_on_two_nodes_answers_at_one_address():
     with harness.workspace("inference-nodes") as folder:
         model = harness.tiny_model(folder / "model")
@@ -183,4 +200,4 @@ if __name__ == "__main__":
     harness.main(test_the_command_of_two_trainer_pods_is_one_trainer_of_two_ranks,
                  test_rl_on_two_inference_and_two_trainer_nodes_gives_the_weights_of_one_process,
                  test_what_dies_on_any_node_is_healed_and_costs_no_bit, test_a_failure_on_one_node_ends_the_run_on_all, test_sft_takes_its_nodes_from_the_deployment,
-                 test_inference_on_two_nodes_answers_at_one_address)
+                 test_a_node_that_loses_the_first_one_ends, test_inference_on_two_nodes_answers_at_one_address)
