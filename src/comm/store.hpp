@@ -42,7 +42,7 @@ std::shared_ptr<Store> make_memory_store();
 /// One file per key in `folder`, which is made if need be: ranks that share a file system.
 std::shared_ptr<Store> make_file_store(const std::filesystem::path& folder);
 /// A client of a StoreServer. Waits up to `timeout` for the server to come up, and as long for each answer; one that was there and is gone
-/// is looked for during 2 s, and then once at each call.
+/// is looked for during 2 s, and then for 0.1 s at each call.
 std::shared_ptr<Store> make_tcp_store(const std::string& host, int port, std::chrono::milliseconds timeout);
 /// "file:<folder>" or "tcp://<host>:<port>" ([v6 address]:port too). Error{kInvalidArgument} naming what is understood.
 std::shared_ptr<Store> make_store(const std::string& address, std::chrono::milliseconds timeout = std::chrono::seconds(60));

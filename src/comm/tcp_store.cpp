@@ -16,6 +16,7 @@
 #include <cstring>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/error.hpp"
@@ -31,8 +32,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 static_assert(std::endian::native == std::endian::little, "frames are written as they lie in memory");
 
-/// How long a server that was lost is looked for.
-constexpr std::chrono::milliseconds kReconnect{2000};
+/// How long a server that was lost is looked for: at first, and at each later call, which leaves time for an answer from another machine.
+constexpr std::chrono::milliseconds kReconnect{2000}, kReconnectAgain{100};
 constexpr std::uint32_t kAbsent = 0xffffffffu;
 constexpr std::size_t kRequestHead = 1 + 3 * sizeof(std::uint32_t), kAnswerHead = 1 + sizeof(std::uint32_t);
 
@@ -109,9 +110,8 @@ class TcpStore final : public Store {
   /// A server that was there is back soon or is gone for good, with the rank or launcher that kept it: who has lost a peer too asks it
   /// several things, and must not wait for each.
   void reconnect() {
-    const auto patience = is_gone_ ? std::chrono::milliseconds(0) : std::min(timeout_, kReconnect);
-    is_gone_ = true;
-    connect(Clock::now() + patience);
+    const auto patience = std::exchange(is_gone_, true) ? kReconnectAgain : kReconnect;
+    connect(Clock::now() + std::min(timeout_, patience));
     is_gone_ = false;
   }
 
