@@ -22,6 +22,11 @@ void append_experts(wire::RoutedExperts& to, const wire::RoutedExperts& of_turn,
     to.num_layers = of_turn.num_layers;
     to.top_k = of_turn.top_k;
   }
+  // Other engines tell it too, and different ones may serve the turns of a rollout.
+  if (of_turn.num_layers != to.num_layers || of_turn.top_k != to.top_k || of_turn.start < 0 || of_turn.start > num_tokens)
+    fail(ErrorCode::kCorrupt,
+         "routed_experts of a turn of {} tokens: {} experts in {} layers from token {} on, after {} in {}: do all servers have one model?",
+         num_tokens, of_turn.top_k, of_turn.num_layers, of_turn.start, to.top_k, to.num_layers);
   if (to.num_tokens() < of_turn.start) to.resize(of_turn.start);
   to.append(of_turn);
   // A stop string may have ended the turn before the last tokens that were computed.

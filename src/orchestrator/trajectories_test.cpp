@@ -60,6 +60,12 @@ TEST(Trajectories, TokensKeepTheExpertsThatTheyWereSampledWith) {
   turns[1].tokens.routed_experts = experts(0, {90, 91, 90, 91, 90, 91, 40, 41, 50, 51, 60, 61, 70, 71, 80, 81});
   EXPECT_EQ(to_samples(episode(turns), TrajectoryStrategy::kInterleaved)[0].routed_experts,
             experts(0, {10, 11, 20, 21, 30, 31, 40, 41, 50, 51, 60, 61}));
+  // What no server of the same model tells.
+  for (const wire::RoutedExperts& wrong :
+       {experts(7, {1, 2}), experts(-1, {1, 2}), wire::RoutedExperts{.start = 0, .num_layers = 2, .top_k = 1, .ids = {1, 2}}}) {
+    turns[1].tokens.routed_experts = wrong;
+    EXPECT_THROW(to_samples(episode(turns), TrajectoryStrategy::kInterleaved), Error) << wrong.start;
+  }
   // A turn that does not tell.
   turns[1].tokens.routed_experts = {};
   EXPECT_EQ(to_samples(episode(turns), TrajectoryStrategy::kInterleaved)[0].routed_experts,
