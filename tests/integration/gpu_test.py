@@ -112,6 +112,12 @@ def test_a_mixture_of_experts_matches_exactly():
             check(len({rows[step]["loss/mean"] for step in range(1, 11)}) > 3, f"{name}: losses say nothing")
             digests.append(harness.tensor_digest(out / "weights/step_10"))
         check(digests[0] == digests[1] and len(set(digests)) == 3, "two runs of one seed differ, or two adapters do not")
+        # In lock-step tokens were sampled with the experts that the routers choose: replaying them changes nothing.
+        prl("rl", "@", config, "--output-dir", folder / "replayed", "--ckpt", "--trainer.compute.device", "cuda", "--trainer.compute.dtype", "bfloat16",
+            "--trainer.enable-router-replay")
+        rows = harness.metrics(folder / "replayed")
+        check(all(0.8 < rows[step]["replayed_tokens"] < 1 for step in range(1, 11)), f"{rows[1]['replayed_tokens']} of all tokens were replayed")
+        check(harness.tensor_digest(folder / "replayed/weights/step_10") == digests[0], "replayed experts gave other weights")
 
 
 def test_experts_by_scores_match_exactly():
