@@ -32,6 +32,7 @@ void check_varlen(ShapeCheck& c, const VarlenAttention& a) {
   c.same_dtype("q", a.q_THD.dtype, "k", a.k_TKD.dtype).same_dtype("q", a.q_THD.dtype, "v", a.v_TKD.dtype);
   check_head_dim(c, a.q_THD.shape[2]);
   c.require(a.k_TKD.shape[1] > 0 && a.q_THD.shape[1] % a.k_TKD.shape[1] == 0, "Hq must be a multiple of Hkv");
+  c.require(a.window >= 0, "the window is negative");
   c.require(!a.cu_seqlens.empty() && a.cu_seqlens.front() == 0 && a.cu_seqlens.back() == a.q_THD.shape[0],
             "cu_seqlens must start at 0 and end at T");
   for (std::size_t i = 1; i < a.cu_seqlens.size(); ++i) c.require(a.cu_seqlens[i] >= a.cu_seqlens[i - 1], "cu_seqlens must not fall");
@@ -109,6 +110,7 @@ void attention_paged(OpContext& ctx, TensorView out_THD, const PagedAttention& a
   c.check("out", out_THD, "T Hq D", args.q_THD.dtype).contiguous("out", out_THD);
   check_head_dim(c, args.q_THD.shape[2]);
   c.require(args.layer.k.shape[1] > 0 && args.q_THD.shape[1] % args.layer.k.shape[1] == 0, "Hq must be a multiple of Hkv");
+  c.require(args.window >= 0, "the window is negative");
   const auto sequences = static_cast<std::int64_t>(args.context_len.size());
   c.extent("num_sequences + 1", sequences + 1, "context_len")
       .extent("num_sequences + 1", static_cast<std::int64_t>(args.query_start.size()), "query_start");
@@ -161,18 +163,20 @@ std::size_t decode_plan_bytes(OpContext& ctx, const DecodeIndex& index, std::int
   return body(ctx, index.block_table_BM.shape[0], index.block_table_BM.shape[1] * block_size);
 }
 
-void plan_decode(OpContext& ctx, TensorView plan, ConstTensorView q_BHD, const KvLayer& layer, const DecodeIndex& index) {
+void plan_decode(OpContext& ctx, TensorView plan, ConstTensorView q_BHD, const KvLayer& layer, const DecodeIndex& index,
+                 std::int64_t window) {
   ShapeCheck c("plan_decode", ctx);
   check_layer(c, layer);
   check_index(c, index);
   c.extent("N", q_BHD.shape[0], "q").extent("D", q_BHD.shape[2], "q");
   c.require(plan.shape.num_elements() >= static_cast<std::int64_t>(decode_plan_bytes(ctx, index, layer.k.shape[2])),
             "the plan is too small");
-  table_entry(ctx, ctx.table->plan_decode, "plan_decode")(ctx, plan, q_BHD, layer, index);
+  c.require(window >= 0, "the window is negative");
+  table_entry(ctx, ctx.table->plan_decode, "plan_decode")(ctx, plan, q_BHD, layer, index, window);
 }
 
 void attention_decode(OpContext& ctx, TensorView out_BHD, ConstTensorView q_BHD, const KvLayer& layer, const DecodeIndex& index,
-                      ConstTensorView plan, float scale) {
+                      ConstTensorView plan, float scale, std::int64_t window) {
   ShapeCheck c("attention_decode", ctx);
   check_layer(c, layer);
   check_index(c, index);
@@ -182,7 +186,7 @@ void attention_decode(OpContext& ctx, TensorView out_BHD, ConstTensorView q_BHD,
       .contiguous("out", out_BHD);
   c.require(is_head_dim(q_BHD.shape[2]), "D must be one of 16, 32, 64, 80, 96, 128, 256");
   c.require(layer.k.shape[1] > 0 && q_BHD.shape[1] % layer.k.shape[1] == 0, "Hq must be a multiple of Hkv");
-  table_entry(ctx, ctx.table->attention_decode, "attention_decode")(ctx, out_BHD, q_BHD, layer, index, plan, scale);
+  table_entry(ctx, ctx.table->attention_decode, "attention_decode")(ctx, out_BHD, q_BHD, layer, index, plan, scale, window);
 }
 
 }  // namespace prl::ops

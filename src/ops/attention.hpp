@@ -28,12 +28,13 @@ inline constexpr std::int64_t kRotaryStep = 16;
 ///           the *_token_stride elements), lse_TH [T, Hq] fp32 (natural log; written for the backward pass),
 ///           cu_seqlens: num_sequences + 1 host int32, first 0, last T. Hq % Hkv == 0. D is one of kHeadDims.
 /// Numerics  scores, softmax and sums in fp32; q, k, v enter as stored. The result of a query depends on its own q and the
-///           k, v of positions 0..p of its sequence.
+///           k, v of the positions that it sees: 0..p of its sequence, or the last `window` of them.
 struct VarlenAttention {
   ConstTensorView q_THD, k_TKD, v_TKD;
   std::int64_t q_token_stride = 0, k_token_stride = 0, v_token_stride = 0;
   std::span<const std::int32_t> cu_seqlens;
   float scale = 1.0f;
+  std::int64_t window = 0;  ///< keys that a query sees at most, its own included; 0: all
 };
 void attention_varlen(OpContext& ctx, TensorView out_THD, TensorView lse_TH, const VarlenAttention& args);
 /// dq, dk, dv (same dtype and layout rules as q, k, v, overwritten; strides as for q, k, v of `args` unless contiguous).
@@ -65,6 +66,7 @@ struct PagedAttention {
   std::span<const std::int32_t> block_table;  ///< num_sequences * max_blocks
   std::int32_t max_blocks = 0;
   float scale = 1.0f;
+  std::int64_t window = 0;  ///< as in VarlenAttention
 };
 void attention_paged(OpContext& ctx, TensorView out_THD, const PagedAttention& args);
 
@@ -80,13 +82,14 @@ bool can_decode_by_index(const OpContext& ctx);
 /// q_TE [T, Q] = rope(head_norm(q heads)), without the norm where there is none; k so treated and v into the cache at slot_T (int32,
 /// device; -1 skips the token). Equal bit for bit to head_norm, rope and kv_write.
 void norm_rope_to_cache(OpContext& ctx, TensorView q_TE, const KvLayer& layer, ConstTensorView slot_T, const HeadInputs& in);
-/// Bytes of the plan that the layers of a step share.
+/// Bytes of the plan that the layers of a step with one `window` share.
 std::size_t decode_plan_bytes(OpContext& ctx, const DecodeIndex& index, std::int64_t block_size);
 /// Divides a step's work into units on the device. `plan`: kU8, as large as decode_plan_bytes says. `q_BHD`: shape and dtype as of the
-/// layers to come, no memory needed.
-void plan_decode(OpContext& ctx, TensorView plan, ConstTensorView q_BHD, const KvLayer& layer, const DecodeIndex& index);
+/// layers to come, no memory needed. `window` as in VarlenAttention, and in all layers that take the plan.
+void plan_decode(OpContext& ctx, TensorView plan, ConstTensorView q_BHD, const KvLayer& layer, const DecodeIndex& index,
+                 std::int64_t window = 0);
 /// attention_paged of one token per sequence, bit for bit; rows of absent sequences are not written. Enqueues kernels only.
 void attention_decode(OpContext& ctx, TensorView out_BHD, ConstTensorView q_BHD, const KvLayer& layer, const DecodeIndex& index,
-                      ConstTensorView plan, float scale);
+                      ConstTensorView plan, float scale, std::int64_t window = 0);
 
 }  // namespace prl::ops

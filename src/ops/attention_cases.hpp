@@ -10,6 +10,7 @@ struct AttentionCase {
   const char* name;
   std::int64_t Hq, Hkv, D;
   std::vector<std::int32_t> lengths;
+  std::int64_t window = 0;
 };
 
 inline const std::vector<AttentionCase> kAttentionCases = {
@@ -17,6 +18,10 @@ inline const std::vector<AttentionCase> kAttentionCases = {
     {"smollm", 9, 3, 64, {70, 5}},  {"d80", 2, 2, 80, {130}},
     {"d96", 4, 2, 96, {33, 0, 20}}, {"qwen", 4, 2, 128, {100}},
     {"d256", 2, 1, 256, {66}},      {"many_heads_one_kv", 15, 1, 16, {40, 1}},
+    {"own_key", 2, 1, 32, {70}, 1}, {"short_window", 6, 2, 64, {200, 3, 40}, 5},
+    {"tile", 2, 1, 16, {300}, 64},  {"window", 4, 2, 128, {400, 129, 20}, 130},
+    {"d80w", 2, 2, 80, {150}, 37},  {"wide", 2, 1, 256, {200}, 70},
+    {"all", 2, 1, 64, {130}, 130},  {"chunk", 2, 1, 32, {1200}, 100},
 };
 
 }  // namespace prl::ops

@@ -35,7 +35,9 @@ struct Problem {
     args.q_token_stride = args.k_token_stride = args.v_token_stride = width;
     args.cu_seqlens = cu;
     args.scale = 1.0f / std::sqrt(static_cast<float>(c.D));
+    args.window = c.window;
   }
+  bool sees(std::int64_t query, std::int64_t key) const { return c.window == 0 || key > query - c.window; }
   ConstTensorView slice(std::int64_t first_head, std::int64_t heads) const {
     return {qkv.as<char>() + first_head * c.D * static_cast<std::int64_t>(size_of(qkv.dtype())),
             {T, heads, c.D},
@@ -68,7 +70,7 @@ struct Problem {
           for (std::int64_t j = cu[s]; j <= t; ++j) {
             double dot = 0;
             for (std::int64_t d = 0; d < c.D; ++d) dot += q(t, h, d) * k(j, g, d);
-            p.push_back(dot * static_cast<double>(args.scale));
+            p.push_back(sees(t, j) ? dot * static_cast<double>(args.scale) : -1e300);
             top = std::max(top, p.back());
           }
           for (double& x : p) sum += x = std::exp(x - top);
@@ -186,7 +188,8 @@ TEST_P(AttentionTest, GradientIntoStridedViewsAndAnyNumberOfThreads) {
 
 /// Training, chunked prefill and decode over pages of any size, alone or mixed, give the same bits.
 TEST_P(AttentionTest, PagedEqualsVarlenBitForBit) {
-  for (const AttentionCase& c : {AttentionCase{"", 6, 2, 64, {150, 1, 67}}, AttentionCase{"", 2, 2, 80, {129, 30}}}) {
+  for (const AttentionCase& c : {AttentionCase{"", 6, 2, 64, {150, 1, 67}}, AttentionCase{"", 2, 2, 80, {129, 30}},
+                                 AttentionCase{"", 6, 2, 64, {150, 1, 67}, 33}, AttentionCase{"", 2, 2, 80, {229, 30}, 70}}) {
     Session one(kind(), 1), two(kind(), 2), three(kind(), 3);
     Problem p(one, c, dtype());
     Tensor want = one.poisoned({p.T, c.Hq, c.D}, dtype());
@@ -223,7 +226,8 @@ TEST_P(AttentionTest, PagedEqualsVarlenBitForBit) {
                            .context_len = context,
                            .block_table = cache.table,
                            .max_blocks = static_cast<std::int32_t>(cache.blocks_each),
-                           .scale = p.args.scale});
+                           .scale = p.args.scale,
+                           .window = c.window});
           for (std::int64_t r = 0; r < T; ++r)
             ASSERT_TRUE(same_bits(out.slice(r, 1), want.slice(rows[static_cast<std::size_t>(r)], 1)))
                 << "token " << rows[static_cast<std::size_t>(r)] << " block " << block_size << " step " << step;
@@ -233,9 +237,12 @@ TEST_P(AttentionTest, PagedEqualsVarlenBitForBit) {
   }
 }
 
-/// Beyond one chunk of keys: the split decode of few queries adds in the order of the training kernel.
-TEST_P(AttentionTest, LongContextsAreSplitWithoutATrace) {
-  const AttentionCase c{"", 2, 1, 16, {2 * kAttentionChunk + 70}};
+class LongAttention : public AttentionTest {
+ protected:
+  void check(std::int64_t window);
+};
+void LongAttention::check(std::int64_t window) {
+  const AttentionCase c{"", 2, 1, 16, {2 * kAttentionChunk + 70}, window};
   Session one(kind(), 1), three(kind(), 3);
   Problem p(one, c, dtype());
   Tensor want = one.poisoned({p.T, c.Hq, c.D}, dtype()), lse = one.poisoned({p.T, c.Hq}, DType::kF32);
@@ -246,7 +253,7 @@ TEST_P(AttentionTest, LongContextsAreSplitWithoutATrace) {
     for (std::int64_t j = 0; j <= t; ++j) {
       double dot = 0;
       for (std::int64_t d = 0; d < c.D; ++d) dot += p.q(t, 1, d) * p.k(j, 0, d);
-      w.push_back(dot * static_cast<double>(p.args.scale));
+      w.push_back(p.sees(t, j) ? dot * static_cast<double>(p.args.scale) : -1e300);
       top = std::max(top, w.back());
     }
     for (double& x : w) sum += x = std::exp(x - top);
@@ -270,9 +277,37 @@ TEST_P(AttentionTest, LongContextsAreSplitWithoutATrace) {
                      .context_len = context,
                      .block_table = cache.table,
                      .max_blocks = static_cast<std::int32_t>(cache.blocks_each),
-                     .scale = p.args.scale});
+                     .scale = p.args.scale,
+                     .window = window});
     EXPECT_TRUE(same_bits(out, want.slice(p.T - count, count))) << count;
   }
+}
+
+/// Beyond one chunk of keys: the split decode of few queries adds in the order of the training kernel.
+TEST_P(LongAttention, ContextsAreSplitWithoutATrace) { check(0); }
+/// Windows that begin in a chunk before that of the query, in the query's own, or with a chunk.
+TEST_P(LongAttention, WindowsAreSplitWithoutATrace) {
+  for (const std::int64_t window : {1, 60, 71, 1000, 1024, 1100, 2100}) {
+    SCOPED_TRACE(window);
+    check(window);
+  }
+}
+
+/// The window that holds all keys is none, to the bit.
+TEST_P(AttentionTest, AWindowOfAllKeysIsNone) {
+  Session s(kind());
+  Problem p(s, {"", 4, 2, 32, {150, 66}}, dtype());
+  Tensor dout = s.random({p.T, 4, 32}, dtype(), 9);
+  std::vector<Tensor> found[2];
+  for (const bool has_window : {false, true}) {
+    p.args.window = has_window ? 150 : 0;
+    Tensor out = s.poisoned({p.T, 4, 32}, dtype()), lse = s.poisoned({p.T, 4}, DType::kF32), dq = s.poisoned({p.T, 4, 32}, dtype()),
+           dk = s.poisoned({p.T, 2, 32}, dtype()), dv = s.poisoned({p.T, 2, 32}, dtype());
+    attention_varlen(s.ctx, out, lse, p.args);
+    attention_varlen_backward(s.ctx, dq, dk, dv, 0, 0, 0, dout, out, lse, p.args);
+    found[has_window ? 1 : 0] = {out, lse, dq, dk, dv};
+  }
+  for (std::size_t i = 0; i < found[0].size(); ++i) EXPECT_TRUE(same_bits(found[0][i], found[1][i])) << i;
 }
 
 TEST_P(AttentionTest, ASequenceDoesNotSeeItsNeighbours) {
@@ -315,6 +350,7 @@ TEST_P(AttentionTest, SkippedSlotsAreLeftAlone) {
 }
 
 PRL_OP_TEST_KINDS(AttentionTest);
+PRL_OP_TEST_KINDS(LongAttention);
 
 }  // namespace
 }  // namespace prl::ops

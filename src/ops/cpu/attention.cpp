@@ -16,8 +16,17 @@ struct Unit {
   std::int32_t sequence;
   std::int32_t first;  ///< query within the sequence's new tokens
   std::int32_t count;
-  std::int32_t chunks;  ///< of keys that the last query reaches
+  std::int32_t first_chunk, chunks;  ///< of keys, from the first that its queries see to that of the last query
   std::int64_t state;   ///< chunks of earlier units: where its split states start
+};
+
+/// Chunks of keys that queries at `position`, ..., `position + count - 1` see.
+struct Chunks {
+  std::int64_t first, count;
+  static Chunks of(std::int64_t position, std::int64_t count, std::int64_t window) {
+    const std::int64_t first = window == 0 ? 0 : std::max<std::int64_t>(0, position - window + 1) / kAttentionChunk;
+    return {first, ceil_div(position + count, kAttentionChunk) - first};
+  }
 };
 
 /// Running state of a block of rows: [rows] maxima, [rows] sums, [rows, D] outputs.
@@ -38,6 +47,7 @@ struct Call {
   char* out;
   float* lse;
   float scale;
+  std::int64_t window;
   const Unit* units;
   std::int64_t num_units;
 
@@ -72,7 +82,7 @@ struct Call {
     return k;
   }
 
-  /// State of the unit's rows over one chunk of keys.
+  /// State of the unit's rows over one of its chunks of keys.
   void chunk(const Unit& u, std::int64_t head, std::int64_t index, const State& state, char* scratch) const {
     AttentionTask t;
     t.q = q + (first_token(u) * q_token_stride + head * group * head_dim) * size();
@@ -83,8 +93,9 @@ struct Call {
     t.head_dim = head_dim;
     t.first_position = first_position(u);
     t.keys = keys(u, head);
-    t.key_begin = index * kAttentionChunk;
+    t.key_begin = (u.first_chunk + index) * kAttentionChunk;
     t.key_end = t.key_begin + kAttentionChunk;
+    t.window = window;
     t.scale = scale;
     t.dtype = dtype;
     t.row_max = state.max;
@@ -128,15 +139,15 @@ std::int64_t count_units(std::size_t sequences, int group, const Count& queries)
 /// Fills units, the ones with most keys first so that threads end together, and returns the number of key chunks of all.
 template <typename Count, typename Context>
 std::int64_t fill_units(Unit* units, std::int64_t num_units, std::size_t sequences, int group, const Count& queries,
-                        const Context& context) {
+                        const Context& context, std::int64_t window) {
   std::int64_t at = num_units, chunks = 0;
   const std::int64_t step = tokens_per_unit(group);
   for (std::size_t s = 0; s < sequences; ++s)
     for (std::int64_t first = 0; first < queries(s); first += step) {
       const std::int64_t count = std::min(step, queries(s) - first);
-      const std::int64_t reach = context(s) - queries(s) + first + count;
-      units[--at] = {static_cast<std::int32_t>(s), static_cast<std::int32_t>(first), static_cast<std::int32_t>(count),
-                     static_cast<std::int32_t>(ceil_div(reach, kAttentionChunk)), chunks};
+      const Chunks seen = Chunks::of(context(s) - queries(s) + first, count, window);
+      units[--at] = {static_cast<std::int32_t>(s),          static_cast<std::int32_t>(first),      static_cast<std::int32_t>(count),
+                     static_cast<std::int32_t>(seen.first), static_cast<std::int32_t>(seen.count), chunks};
       chunks += units[at].chunks;
     }
   return chunks;
@@ -200,7 +211,7 @@ void run(OpContext& ctx, Call& call, std::size_t sequences, const Count& queries
   for (std::size_t s = 0; s < sequences; ++s)
     for (std::int64_t first = 0; first < queries(s); first += tokens_per_unit(call.group))
       total_chunks +=
-          ceil_div(context(s) - queries(s) + std::min<std::int64_t>(queries(s), first + tokens_per_unit(call.group)), kAttentionChunk);
+          Chunks::of(context(s) - queries(s) + first, std::min(queries(s) - first, tokens_per_unit(call.group)), call.window).count;
   const bool split =
       num_threads(ctx) > 1 && total_chunks > num_units && num_units * call.num_kv_heads < 4 * num_threads(ctx) && rows <= kSplitRows;
 
@@ -212,7 +223,7 @@ void run(OpContext& ctx, Call& call, std::size_t sequences, const Count& queries
   char* memory =
       static_cast<char*>(ctx.workspace->require(units_bytes + states_bytes + slot_bytes * static_cast<std::size_t>(num_threads(ctx))));
   Unit* units = reinterpret_cast<Unit*>(memory);
-  fill_units(units, num_units, sequences, call.group, queries, context);
+  fill_units(units, num_units, sequences, call.group, queries, context, call.window);
   call.units = units;
   call.num_units = num_units;
   char* slots = memory + units_bytes + states_bytes;
@@ -236,6 +247,7 @@ void attention_varlen(OpContext& ctx, TensorView out_THD, TensorView lse_TH, con
             .out = out_THD.as<char>(),
             .lse = lse_TH.as<float>(),
             .scale = args.scale,
+            .window = args.window,
             .units = nullptr,
             .num_units = 0,
             .dense = &args};
@@ -254,6 +266,7 @@ void attention_paged(OpContext& ctx, TensorView out_THD, const PagedAttention& a
             .out = out_THD.as<char>(),
             .lse = nullptr,
             .scale = args.scale,
+            .window = args.window,
             .units = nullptr,
             .num_units = 0,
             .paged = &args};
@@ -299,6 +312,7 @@ void attention_varlen_backward(OpContext& ctx, TensorView dq_THD, TensorView dk_
     t.dk_stride = dk_token_stride;
     t.dv_stride = dv_token_stride;
     t.lse_stride = Hq;
+    t.window = args.window;
     t.group = group;
     t.head_dim = static_cast<int>(D);
     t.scale = args.scale;

@@ -73,6 +73,7 @@ struct AttentionTask {
   std::int64_t first_position = 0;
   KeySource keys;
   std::int64_t key_begin = 0, key_end = 0;
+  std::int64_t window = 0;  ///< VarlenAttention::window
   float scale = 1.0f;
   DType dtype = DType::kF32;
   // Results per row: running maximum, sum of exponentials, and unnormalised output [rows, head_dim].
@@ -105,6 +106,7 @@ struct AttentionBackwardTask {
   std::int64_t q_stride = 0, k_stride = 0, v_stride = 0, out_stride = 0, dout_stride = 0, dq_stride = 0, dk_stride = 0, dv_stride = 0,
                lse_stride = 0;
   std::int64_t length = 0;
+  std::int64_t window = 0;
   int group = 1;
   int head_dim = 0;
   float scale = 1.0f;

@@ -243,18 +243,21 @@ struct Direct {
 
 constexpr int kTileVecs = kTile / Vec::kLanes;
 
-/// Scales one row of raw scores, bans all but the first `valid` keys, and returns the maximum.
-inline float scale_scores(float* scores, int valid, float scale) {
+/// Scales one row of raw scores, bans all keys but [first, end), and returns the maximum.
+inline float scale_scores(float* scores, int first, int end, float scale) {
   Vec top = set1(-__builtin_inff());
 #pragma GCC unroll 16
   for (int j = 0; j < kTileVecs; ++j) {
     Vec s = load(scores + j * Vec::kLanes) * set1(scale);
-    if (valid < kTile) s = select_first(valid - j * Vec::kLanes, s, set1(-__builtin_inff()));
+    if (end < kTile) s = select_first(end - j * Vec::kLanes, s, set1(-__builtin_inff()));
+    if (first > 0) s = select_first(first - j * Vec::kLanes, set1(-__builtin_inff()), s);
     store(scores + j * Vec::kLanes, s);
     top = max(top, s);
   }
   return reduce_max(top);
 }
+/// What a row's scores are taken relative to: its maximum, if it has seen any key.
+inline float reference(float row_max) { return row_max == -__builtin_inff() ? 0.0f : row_max; }
 /// Turns scaled scores into exp(s - m) and returns their sum.
 inline float exponentials(float* scores, float m) {
   Vec sum = zero();
@@ -301,9 +304,12 @@ void attention_t(const AttentionTask& t) {
 
   const std::int64_t last_position = t.first_position + t.num_tokens - 1;
   const std::int64_t key_end = smaller(t.key_end, last_position + 1);
+  // The first key that a query sees. Tiles before it are left out where no row needs them, and change nothing where one does.
+  const auto first_key = [&](std::int64_t token) { return t.window == 0 ? 0 : t.first_position + token - t.window + 1; };
+  const std::int64_t key_begin = first_key(0) > t.key_begin ? first_key(0) / kTile * kTile : t.key_begin;
   const T* rows_of_tile[kTile];
   const bool direct = slivers == 1 && t.keys.blocks != nullptr && t.keys.block_size % Vec::kLanes == 0;
-  for (std::int64_t k0 = t.key_begin; k0 < key_end; k0 += kTile) {
+  for (std::int64_t k0 = key_begin; k0 < key_end; k0 += kTile) {
     const int count = static_cast<int>(smaller(kTile, key_end - k0));
     if (direct) {
       key_rows<T>(rows_of_tile, t.keys.v, t.keys.v_stride, t.keys, k0, count);
@@ -320,7 +326,7 @@ void attention_t(const AttentionTask& t) {
     for (std::int64_t s = 0; s < slivers; ++s) {
       const std::int64_t begin = sliver_begin(s, rows, slivers), end = sliver_begin(s + 1, rows, slivers);
       const std::int64_t reach = t.first_position + (end - 1) / t.group - k0 + 1;  // keys of this tile that the last row sees
-      if (reach <= 0) continue;
+      if (reach <= 0 || first_key(begin / t.group) >= k0 + kTile) continue;
       const int num_keys = static_cast<int>(smaller(reach, count));
       const int height = static_cast<int>(end - begin);
       const float* q = reinterpret_cast<const float*>(q_packed + static_cast<std::size_t>(s) * slot);
@@ -333,15 +339,18 @@ void attention_t(const AttentionTask& t) {
       for (int i = 0; i < height; ++i) {
         const std::int64_t r = begin + i, valid = smaller(t.first_position + r / t.group - k0 + 1, count);
         const float before = t.row_max[r];
-        const float tile_max = valid > 0 ? scale_scores(scores + i * kTile, static_cast<int>(valid), t.scale) : before;
+        const std::int64_t hidden = first_key(r / t.group) - k0;
+        const bool has_keys = valid > 0 && hidden < kTile;
+        const float tile_max = has_keys ? scale_scores(scores + i * kTile, hidden > 0 ? static_cast<int>(hidden) : 0, static_cast<int>(valid), t.scale)
+                                        : before;
         if (tile_max > before) t.row_max[r] = tile_max;
-        rescale[i] = before - t.row_max[r];
-        if (valid <= 0)  // a row that ends before this tile: nothing is added to it
+        rescale[i] = before == t.row_max[r] ? 0.0f : before - t.row_max[r];  // also where nothing has been seen so far
+        if (!has_keys)  // a row that ends before this tile, or begins after it: nothing is added to it
           for (int j = 0; j < kTile; j += Vec::kLanes) store(scores + i * kTile + j, set1(-__builtin_inff()));
       }
       for (int i = 0; i < height; i += Vec::kLanes) store(rescale + i, exp(load(rescale + i)));
       for (int i = 0; i < height; ++i)
-        t.row_sum[begin + i] = t.row_sum[begin + i] * rescale[i] + exponentials(scores + i * kTile, t.row_max[begin + i]);
+        t.row_sum[begin + i] = t.row_sum[begin + i] * rescale[i] + exponentials(scores + i * kTile, reference(t.row_max[begin + i]));
       if (direct)
         Heights<Direct<T>::template Mix>::kRun[height]({scores, rows_of_tile, t.row_out + begin * D, rescale, D, num_keys});
       else
@@ -365,7 +374,7 @@ inline float exp_one(float x) {
 void attention_merge(float* max_, float* sum, float* out, const float* next_max, const float* next_sum, const float* next_out,
                      std::int64_t rows, int head_dim) {
   for (std::int64_t r = 0; r < rows; ++r) {
-    if (next_max[r] == -__builtin_inff()) continue;  // a row that ends before this chunk
+    if (next_max[r] == -__builtin_inff()) continue;  // a row that ends before this chunk, or begins after it
     const float m = next_max[r] > max_[r] ? next_max[r] : max_[r];
     const float a = exp_one(max_[r] - m), b = exp_one(next_max[r] - m);
     max_[r] = m;

@@ -114,8 +114,9 @@ void attention_backward_t(const AttentionBackwardTask& t) {
       store(dk + i, zero());
       store(dv + i, zero());
     }
+    const std::int64_t end = t.window == 0 ? L : smaller(L, k0 + keys + t.window - 1);  // of the queries that see these keys
     for (int g = 0; g < t.group; ++g)
-      for (std::int64_t q0 = k0; q0 < L; q0 += kTile) {
+      for (std::int64_t q0 = k0; q0 < end; q0 += kTile) {
         const int queries = static_cast<int>(smaller(kTile, L - q0));
         tile_pointers(rows, static_cast<const T*>(t.q) + g * D, t.q_stride, q0, queries);
         tile_columns(q_T, rows, queries, D);
@@ -127,11 +128,13 @@ void attention_backward_t(const AttentionBackwardTask& t) {
         tile_product<1, kTile>(queries, {dout_T, v_T, D * kColTile, ds, kTile, D, key_width, false});
         for (int i = 0; i < queries; ++i) {
           const int valid = static_cast<int>(smaller(q0 + i - k0 + 1, keys));
+          const std::int64_t hidden = t.window == 0 ? 0 : q0 + i - t.window + 1 - k0;
+          const int first = hidden > 0 ? static_cast<int>(smaller(hidden, kTile)) : 0;
           const Vec lse = set1(t.lse[(q0 + i) * t.lse_stride + g]), d = set1(delta[g * L + q0 + i]), scale = set1(t.scale);
           for (int j = 0; j < key_width; j += Vec::kLanes) {
             float* s = p + i * kTile + j;
             float* x = ds + i * kTile + j;
-            const Vec e = select_first(valid - j, exp(load(s) * scale - lse), zero());
+            const Vec e = select_first(first - j, zero(), select_first(valid - j, exp(load(s) * scale - lse), zero()));
             store(s, e);
             store(x, e * (load(x) - d) * scale);
           }

@@ -106,7 +106,8 @@ struct GpuProblem {
             .k_token_stride = width,
             .v_token_stride = width,
             .cu_seqlens = cu,
-            .scale = scale};
+            .scale = scale,
+            .window = c.window};
   }
 };
 
@@ -123,10 +124,15 @@ std::vector<AttentionCase> cases() {
     out.push_back({"every_edge", 2, 1, 64, {127, 128, 129, 1}});
     out.push_back({"chunks", 2, 1, 64, {1030}});
     out.push_back({"d256", 1, 1, 256, {200}});
+    out.push_back({"window_in_chunks", 2, 1, 64, {1100}, 200});
     return out;
   }
   out.push_back({"every_edge", 4, 2, 64, {127, 128, 129, 1, 255, 256, 257}});
   out.push_back({"chunks", 4, 2, 128, {1100, 1024, 1025}});
+  out.push_back({"window_in_chunks", 4, 2, 128, {2200, 1300, 700}, 513});
+  out.push_back({"window_of_a_tile", 8, 2, 64, {1300, 129}, 128});
+  out.push_back({"window_before_a_tile", 2, 2, 96, {1100}, 127});
+  out.push_back({"group_of_one", 2, 2, 128, {900}, 200});
   out.push_back({"chunks_d256", 2, 2, 256, {1100}});
   out.push_back({"d16_long", 2, 1, 16, {2118}});
   return out;
@@ -244,7 +250,9 @@ struct GpuCache {
 
 TEST_P(CudaAttentionTest, PagedEqualsVarlenBitForBit) {
   for (const AttentionCase& c : {AttentionCase{"", 6, 2, 64, {150, 1, 67, 300}}, AttentionCase{"", 2, 2, 80, {129, 30}},
-                                 AttentionCase{"", 4, 2, 128, {400, 128, 77}}, AttentionCase{"", 2, 1, 256, {200, 65}}}) {
+                                 AttentionCase{"", 4, 2, 128, {400, 128, 77}}, AttentionCase{"", 2, 1, 256, {200, 65}},
+                                 AttentionCase{"", 4, 2, 128, {400, 128, 77}, 150}, AttentionCase{"", 6, 2, 64, {300, 67}, 33},
+                                 AttentionCase{"", 2, 1, 256, {200, 65}, 70}}) {
     if (is_watched() && dtype() == DType::kF32 && c.D > 80) continue;
     GpuProblem p(cpu, gpu, c, dtype());
     Tensor dense = gpu.poisoned({p.T, c.Hq, c.D}, dtype());
@@ -283,7 +291,8 @@ TEST_P(CudaAttentionTest, PagedEqualsVarlenBitForBit) {
                                  .context_len = context,
                                  .block_table = cache.table,
                                  .max_blocks = static_cast<std::int32_t>(cache.blocks_each),
-                                 .scale = p.scale});
+                                 .scale = p.scale,
+                                 .window = c.window});
           const Tensor out = gpu.host(device_out);
           for (std::int64_t r = 0; r < T; ++r)
             ASSERT_TRUE(same_bits(out.slice(r, 1), want.slice(rows[static_cast<std::size_t>(r)], 1)))
@@ -298,7 +307,9 @@ TEST_P(CudaAttentionTest, PagedEqualsVarlenBitForBit) {
 TEST_P(CudaAttentionTest, LongContextsAreSplitWithoutATrace) {
   std::vector<AttentionCase> all = {
       {"", 2, 1, 64, {2 * kAttentionChunk + 70}}, {"", 4, 2, 128, {3 * kAttentionChunk}}, {"", 2, 2, 256, {kAttentionChunk + 1}}};
-  if (is_watched() && dtype() == DType::kF32) all = {{"", 1, 1, 16, {kAttentionChunk + 70}}};
+  for (const std::int64_t window : {1, 60, 71, 1000, 1024, 1100, 2100}) all.push_back({"", 4, 2, 128, {2 * kAttentionChunk + 70}, window});
+  all.push_back({"", 2, 2, 256, {kAttentionChunk + 100}, 200});
+  if (is_watched() && dtype() == DType::kF32) all = {{"", 1, 1, 16, {kAttentionChunk + 70}}, {"", 1, 1, 16, {kAttentionChunk + 70}, 100}};
   for (const AttentionCase& c : all) {
     GpuProblem p(cpu, gpu, c, dtype());
     Tensor dense = gpu.poisoned({p.T, c.Hq, c.D}, dtype()), lse = gpu.poisoned({p.T, c.Hq}, DType::kF32);
@@ -312,7 +323,8 @@ TEST_P(CudaAttentionTest, LongContextsAreSplitWithoutATrace) {
                          .context_len = {},
                          .block_table = cache.table,
                          .max_blocks = static_cast<std::int32_t>(cache.blocks_each),
-                         .scale = p.scale};
+                         .scale = p.scale,
+                         .window = c.window};
     for (const std::int32_t count : {1, 5, 40, 300, 1024}) {
       const std::vector<std::int32_t> start = {0, count}, context = {static_cast<std::int32_t>(p.T)};
       Tensor out = gpu.poisoned({count, c.Hq, c.D}, dtype());
@@ -320,7 +332,7 @@ TEST_P(CudaAttentionTest, LongContextsAreSplitWithoutATrace) {
       paged.query_start = start;
       paged.context_len = context;
       cuda::attention_paged(gpu.ctx, family(), out, paged);
-      EXPECT_TRUE(same_bits(gpu.host(out), want.slice(p.T - count, count))) << c.D << " " << count;
+      EXPECT_TRUE(same_bits(gpu.host(out), want.slice(p.T - count, count))) << c.D << " window " << c.window << " " << count;
     }
     // Several rows of one sequence as sequences of their own, some absent, planned on the device.
     const std::vector<std::int32_t> contexts = {static_cast<std::int32_t>(p.T), 0, 1, 63, kAttentionChunk, kAttentionChunk + 1, 0, 129};
@@ -340,7 +352,8 @@ TEST_P(CudaAttentionTest, LongContextsAreSplitWithoutATrace) {
                                        .block_table = device_tables.as<std::int32_t>(),
                                        .num_sequences = n,
                                        .max_blocks = static_cast<std::int32_t>(cache.blocks_each),
-                                       .scale = p.scale};
+                                       .scale = p.scale,
+                                       .window = c.window};
     Tensor plan = Tensor::empty(gpu.runtime, {static_cast<std::int64_t>(cuda::decode_plan_bytes(n, cache.blocks_each * cache.block_size))},
                                 DType::kU8);
     cuda::plan_decode(gpu.ctx, family(), plan.data(), decode);
@@ -349,7 +362,7 @@ TEST_P(CudaAttentionTest, LongContextsAreSplitWithoutATrace) {
     for (std::int32_t s = 0; s < n; ++s) {
       const std::int32_t length = contexts[static_cast<std::size_t>(s)];
       if (length > 0)
-        EXPECT_TRUE(same_bits(got.slice(s, 1), want.slice(length - 1, 1))) << c.D << " sequence " << s;
+        EXPECT_TRUE(same_bits(got.slice(s, 1), want.slice(length - 1, 1))) << c.D << " window " << c.window << " sequence " << s;
       else
         EXPECT_TRUE(std::isnan(get(got.slice(s, 1), 0)));
     }
@@ -398,6 +411,7 @@ TEST(CudaAttention, FusedDecodeIsTheOpsOneAfterAnother) {
     std::int64_t Hq, Hkv, D, block_size;
     bool has_norm;
     std::int64_t num_pairs = D / 2;  ///< that turn
+    std::int64_t window = 0;
   };
   for (const FusedCase& c :
        {FusedCase{4, 2, 128, 16, true}, FusedCase{48, 24, 128, 16, true}, FusedCase{8, 8, 128, 64, false}, FusedCase{14, 2, 64, 16, true},
@@ -405,8 +419,9 @@ TEST(CudaAttention, FusedDecodeIsTheOpsOneAfterAnother) {
         FusedCase{96, 8, 128, 16, false, 32}, FusedCase{12, 4, 128, 16, true, 32}, FusedCase{8, 2, 64, 16, true, 8},
         FusedCase{90, 10, 128, 32, true}, FusedCase{90, 10, 64, 32, false}, FusedCase{16, 8, 64, 32, true}, FusedCase{20, 2, 64, 16, false},
         // More units than two for each block, so that blocks take further ones as they get done.
-        FusedCase{64, 64, 64, 16, true}}) {
-    SCOPED_TRACE(fmt::format("{} {} {} blocks of {}, {} pairs", c.Hq, c.Hkv, c.D, c.block_size, c.num_pairs));
+        FusedCase{64, 64, 64, 16, true}, FusedCase{4, 2, 128, 16, true, 64, 100}, FusedCase{64, 8, 64, 32, false, 32, 128},
+        FusedCase{8, 8, 128, 64, false, 64, 1100}, FusedCase{24, 2, 128, 16, true, 64, 1}}) {
+    SCOPED_TRACE(fmt::format("{} {} {} blocks of {}, {} pairs, window {}", c.Hq, c.Hkv, c.D, c.block_size, c.num_pairs, c.window));
     const std::vector<std::int32_t> lengths = {129, 1, 0, 16, 17, 127, 128, 300, 255, 256, 1024, 1025, 2500};
     const auto n = static_cast<std::int64_t>(lengths.size()), blocks_each = (2500 + c.block_size - 1) / c.block_size;
     const std::int64_t width = (c.Hq + 2 * c.Hkv) * c.D;
@@ -461,12 +476,12 @@ TEST(CudaAttention, FusedDecodeIsTheOpsOneAfterAnother) {
       const Tensor q = gpu.poisoned({n, c.Hq * c.D}, DType::kBF16);
       const Tensor plan =
           Tensor::empty(gpu.runtime, {static_cast<std::int64_t>(decode_plan_bytes(gpu.ctx, index, c.block_size))}, DType::kU8);
-      plan_decode(gpu.ctx, plan, q.view().reshaped({n, c.Hq, c.D}), layer, index);
+      plan_decode(gpu.ctx, plan, q.view().reshaped({n, c.Hq, c.D}), layer, index, c.window);
       if (fused == 1) {
-        ASSERT_TRUE(attention_decode_fused(gpu.ctx, out[1], in, layer, index, plan, scale));
+        ASSERT_TRUE(attention_decode_fused(gpu.ctx, out[1], in, layer, index, plan, scale, c.window));
       } else {
         norm_rope_to_cache(gpu.ctx, q, layer, device_slots, in);
-        attention_decode(gpu.ctx, out[0], q.view().reshaped({n, c.Hq, c.D}), layer, index, plan, scale);
+        attention_decode(gpu.ctx, out[0], q.view().reshaped({n, c.Hq, c.D}), layer, index, plan, scale, c.window);
       }
     }
     EXPECT_TRUE(same_bits(gpu.host(k[0]), gpu.host(k[1]))) << "keys";

@@ -78,12 +78,13 @@ void backward_plain(const OpContext& ctx, const BackwardCall& call, std::span<co
       [&](std::size_t i, std::int32_t first) {
         return PlainBackwardUnit{sequences[i].token, layout.first[i], first, sequences[i].num_tokens};
       },
-      [](const PlainBackwardUnit& u) { return u.length - u.first; });
+      [&](const PlainBackwardUnit& u) { return std::min(u.length - u.first, kPlainOwned<T> + f.window); });
   p.units = staged(ctx, std::span<const PlainBackwardUnit>(units));
   p.num_units = static_cast<std::int32_t>(units.size());
   p.num_q_heads = static_cast<std::int32_t>(f.num_q_heads);
   p.num_kv_heads = static_cast<std::int32_t>(f.num_kv_heads);
   p.head_dim = static_cast<std::int32_t>(f.head_dim);
+  p.window = f.window;
   p.scale = f.scale;
   p.dq = static_cast<T*>(call.dq);
   p.dk = static_cast<T*>(call.dk);
@@ -148,7 +149,7 @@ void backward_hopper(const OpContext& ctx, const BackwardCall& call, std::span<c
       [&](std::size_t i, std::int32_t first) {
         return hopper::KeyUnit{sequences[i].token, layout.first[i], first, sequences[i].num_tokens, kept.first[i]};
       },
-      [](const hopper::KeyUnit& u) { return u.length - u.first; });
+      [&](const hopper::KeyUnit& u) { return std::min(u.length - u.first, hopper::kKeyRows + f.window); });
   const int step = kept.heads > 0 ? hopper::kKeyRows : 2 * packing.tokens;
   const auto query_units = cut<hopper::QueryUnit>(
       sequences, step,
@@ -156,7 +157,7 @@ void backward_hopper(const OpContext& ctx, const BackwardCall& call, std::span<c
         return hopper::QueryUnit{sequences[i].token, layout.first[i], first, std::min(step, sequences[i].num_tokens - first),
                                  kept.first[i]};
       },
-      [](const hopper::QueryUnit& u) { return u.first; });
+      [&](const hopper::QueryUnit& u) { return std::min(u.first, f.window); });
   p.key_units = staged(ctx, std::span<const hopper::KeyUnit>(key_units));
   p.query_units = staged(ctx, std::span<const hopper::QueryUnit>(query_units));
   p.num_key_units = static_cast<std::int32_t>(key_units.size());
@@ -164,6 +165,7 @@ void backward_hopper(const OpContext& ctx, const BackwardCall& call, std::span<c
   p.packing = packing;
   p.num_kv_heads = static_cast<std::int32_t>(f.num_kv_heads);
   p.head_dim = static_cast<std::int32_t>(D);
+  p.window = f.window;
   p.scale = f.scale;
   p.scale_log2 = f.scale * kLog2Of_e;
   const auto carve = [&](void* memory) {

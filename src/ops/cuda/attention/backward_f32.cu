@@ -37,7 +37,9 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
     load_rows(own_b, D, kOwned, p.dout + head * D, p.dout_stride, u.token, u.first, u.length, D);
   }
   float sum_a[kRowsPerWarp][kColumns] = {}, sum_b[kRowsPerWarp][kColumns] = {};
-  const int begin = kKeys ? u.first / kTile * kTile : 0, end = kKeys ? u.length : min(u.length, u.first + kOwned);
+  // Of the queries that see the keys, or of the keys that the queries see.
+  const int begin = (kKeys ? u.first : max(0, u.first - p.window + 1)) / kTile * kTile;
+  const int end = min(u.length, u.first + kOwned + (kKeys ? p.window - 1 : 0));
   for (int h = kKeys ? head * group : head; h < (kKeys ? (head + 1) * group : head + 1); ++h) {
     const float2* stats = p.stats + h * p.stats_rows + u.stats;
     for (int first = begin; first < end; first += kTile) {
@@ -65,7 +67,7 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
             x = fmaf(own_b[row * D + d], b[other * pitch + d], x);
           }
           const float2 st = query < u.length ? stats[query] : make_float2(-kMinusInfinity, 0.0f);
-          w[e] = key <= query ? exp2f(fmaf(s, p.scale * kLog2e, -st.x)) : 0.0f;
+          w[e] = key <= query && key > query - p.window ? exp2f(fmaf(s, p.scale * kLog2e, -st.x)) : 0.0f;
           dw[e] = w[e] * (x - st.y);
         }
 #pragma unroll 4

@@ -98,12 +98,20 @@ __device__ __forceinline__ void store_rows(const float (&d)[kCount], __nv_bfloat
 
 // Keys ----------------------------------------------------------------------------------------------------------------------------
 
+/// The end of the queries that are walked for the keys of a unit: all that see one, and the rest of the last unit of queries, which
+/// reads the score gradients of whole units.
+__device__ __forceinline__ int end_of_queries(const KeyUnit& u, int window) {
+  return min(u.length, ((u.first + kKeyRows + window - 2) / kKeyRows + 1) * kKeyRows);
+}
 /// Calls visit(query head, first query) in the order of summation.
 template <typename Visit>
-__device__ __forceinline__ void for_each_query_block(const KeyUnit& u, int kv_head, int group, const Visit& visit) {
+__device__ __forceinline__ void for_each_query_block(const KeyUnit& u, int window, int kv_head, int group, const Visit& visit) {
+  const int end = end_of_queries(u, window);
   for (int h = kv_head * group; h < (kv_head + 1) * group; ++h)
-    for (int q = u.first; q < u.length; q += 64) visit(h, q);
+    for (int q = u.first; q < end; q += 64) visit(h, q);
 }
+/// The first tile of keys that one of the queries from `first` on sees.
+__device__ __forceinline__ int first_tile_of(int first, int window) { return max(0, first - window + 1) / kKeyRows; }
 
 template <typename B>
 __device__ __forceinline__ void keys_copies(const BackwardParams& p, const BackwardMemory<B>& m) {
@@ -119,7 +127,7 @@ __device__ __forceinline__ void keys_copies(const BackwardParams& p, const Backw
       copy_box(m.base + b * B::kKeyBlock, &p.k, m.held_full, b * 64, u.token + u.first, kv_head);
       copy_box(m.base + B::kKeyBytes + b * B::kKeyBlock, &p.v, m.held_full, b * 64, u.token + u.first, kv_head);
     }
-    for_each_query_block(u, kv_head, p.packing.group, [&](int head, int q) {
+    for_each_query_block(u, p.window, kv_head, p.packing.group, [&](int head, int q) {
       barrier_wait(m.empty + place.slot, place.phase ^ 1);
       unsigned char* slot = m.ring + place.slot * B::kSlotBytes;
       std::uint64_t* full = m.full + place.slot;
@@ -180,7 +188,7 @@ __device__ __forceinline__ void keys_compute(const BackwardParams& p, const Back
     phase ^= 1;
     issue_scores();
     issue_dweights();
-    const int num_blocks = (u.length - u.first + 63) / 64;
+    const int end = end_of_queries(u, p.window), num_blocks = (end - u.first + 63) / 64;
     int q = u.first, left = num_blocks * p.packing.group;
     int accumulate = 0;
     for (;;) {
@@ -192,6 +200,12 @@ __device__ __forceinline__ void keys_compute(const BackwardParams& p, const Back
 #pragma unroll
         for (int i = 0; i < 32; ++i)
           if (8 * (i / 4) + 2 * (lane % 4) + i % 2 < limit + ((i & 2) != 0 ? 8 : 0)) scores[i] = kMinusInfinity;
+      }
+      if (q + 63 >= u.first + p.window) {  // nor do those that have it before their window
+        const int limit = u.first + p.window + row - q;
+#pragma unroll
+        for (int i = 0; i < 32; ++i)
+          if (8 * (i / 4) + 2 * (lane % 4) + i % 2 >= limit + ((i & 2) != 0 ? 8 : 0)) scores[i] = kMinusInfinity;
       }
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -243,7 +257,7 @@ __device__ __forceinline__ void keys_compute(const BackwardParams& p, const Back
       arrive_once_per_warp(m.empty + slot);
       issue_dweights();
       q += 64;
-      if (q >= u.length) {
+      if (q >= end) {
         q = u.first;
         dscores += p.dscore_tiles * (kScoreTileBytes / 16);
       }
@@ -293,7 +307,7 @@ __device__ __forceinline__ void queries_copies(const BackwardParams& p, const Ba
         copy_box(m.ring + place.slot * B::kSlotBytes + b * B::kSlotBlock, map, full, b * 64, u.token + tile * B::kTile, kv_head);
       place.advance();
     };
-    for (int t = 0; t < num_tiles_of(u); ++t) {
+    for (int t = first_tile_of(u.first, p.window); t < num_tiles_of(u); ++t) {
       copy(&p.k, t);
       copy(&p.v, t);
     }
@@ -339,12 +353,13 @@ __device__ __forceinline__ void queries_compute(const BackwardParams& p, const B
     int k_slot = place.slot;
     place.advance();
     issue_dweights();
-    const int tiles = num_tiles_of(u);
-    for (int t = 0;; ++t) {
+    const int tiles = num_tiles_of(u), first_tile = first_tile_of(u.first, p.window);
+    for (int t = first_tile;; ++t) {
       products_wait<1>();
       pin(scores);
       const int limit0 = u.first + mine.token[0] - t * B::kTile, limit1 = u.first + mine.token[1] - t * B::kTile;
       if (t + 1 >= tiles - 1) ban_after(scores, limit0, limit1);  // rows of a unit end in its last two tiles
+      if (t * B::kTile < u.first + u.num_tokens - p.window) ban_before(scores, limit0 - p.window + 1, limit1 - p.window + 1);
 #pragma unroll
       for (int i = 0; i < B::kTile / 2; ++i) scores[i] = power_of_two(fmaf(scores[i], p.scale_log2, -stats[(i & 2) / 2].x));
       products_wait<0>();
@@ -357,7 +372,7 @@ __device__ __forceinline__ void queries_compute(const BackwardParams& p, const B
       pin(dscores_bf16);
       pin(dq);
       products_begin();
-      multiply_down<B::kTile / 16>(dq, dscores_bf16, k_address, B::kSlotBlock, t > 0);
+      multiply_down<B::kTile / 16>(dq, dscores_bf16, k_address, B::kSlotBlock, t > first_tile);
       products_commit();
       if (t + 1 == tiles) {
         products_wait<0>();
@@ -396,7 +411,7 @@ __device__ __forceinline__ void sums_copies(const BackwardParams& p, const Backw
     const int kv_head = p.first_kv_head + round_head / p.packing.group, groups = u.num_tokens > 64 ? 2 : 1;
     const auto first_tile = static_cast<int>(round_head * p.dscore_tiles + u.tiles + score_tiles_before(u.first / 64));
     const int tiles = u.first / kKeyRows + 1;
-    for (int t = 0; t < tiles; ++t) {
+    for (int t = first_tile_of(u.first, p.window); t < tiles; ++t) {
       barrier_wait(m.empty + place.slot, place.phase ^ 1);
       unsigned char* slot = m.ring + place.slot * B::kSlotBytes;
       std::uint64_t* full = m.full + place.slot;
@@ -418,8 +433,8 @@ __device__ __forceinline__ void sums_compute(const BackwardParams& p, const Back
   for_each_item(p.query_units, p.num_query_units, p.num_round_kv_heads * p.packing.group, [&](const QueryUnit& u, int round_head) {
     float dq[B::kD / 2];
     std::uint32_t dscores[32];
-    const int tiles = u.first / kKeyRows + 1;
-    for (int t = 0; t < tiles; ++t) {
+    const int tiles = u.first / kKeyRows + 1, first_tile = first_tile_of(u.first, p.window);
+    for (int t = first_tile; t < tiles; ++t) {
       barrier_wait(m.full + place.slot, place.phase);
       const unsigned char* slot = m.ring + place.slot * B::kSlotBytes;
       const auto* from =
@@ -435,7 +450,7 @@ __device__ __forceinline__ void sums_compute(const BackwardParams& p, const Back
       pin(dscores);
       pin(dq);
       products_begin();
-      multiply_down<8>(dq, dscores, shared_address(slot), B::kKeyBlock, t > 0);
+      multiply_down<8>(dq, dscores, shared_address(slot), B::kKeyBlock, t > first_tile);
       products_commit();
       products_wait<0>();
       pin(dq);

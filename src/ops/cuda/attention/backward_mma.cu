@@ -48,7 +48,9 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
   // Each warp sums 16 rows of kColumns columns: halves of D, in steps of 16 that may not divide evenly.
   constexpr int kSteps = kD / 16, kColumnSteps = (kSteps + 1) / 2;
   float sum_a[8 * kColumnSteps] = {}, sum_b[kKeys ? 8 * kColumnSteps : 8] = {};
-  const int begin = kKeys ? u.first : 0, end = kKeys ? u.length : min(u.length, u.first + kRows);
+  // Of the queries that see the keys, or of the keys that the queries see.
+  const int begin = kKeys ? u.first : max(0, u.first - p.window + 1) / kTile * kTile;
+  const int end = min(u.length, u.first + kRows + (kKeys ? p.window - 1 : 0));
   for (int h = kKeys ? own_head * group : own_head; h < (kKeys ? (own_head + 1) * group : own_head + 1); ++h) {
     const float2* stats = p.stats + h * p.stats_rows + u.stats;
     for (int first = begin; first < end; first += kTile) {
@@ -88,7 +90,7 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
         for (int e = 0; e < 2; ++e) {
           const int own = u.first + row, other = first + column + e, query = kKeys ? other : own, key = kKeys ? own : other;
           const float2 s = query < u.length ? stats[query] : make_float2(-kMinusInfinity, 0.0f);
-          w[e] = key <= query ? power_of_two(fmaf(scores[i + e], p.scale * kLog2e, -s.x)) : 0.0f;
+          w[e] = key <= query && key > query - p.window ? power_of_two(fmaf(scores[i + e], p.scale * kLog2e, -s.x)) : 0.0f;
           dw[e] = w[e] * (dweights[i + e] - s.y);
         }
         if (kKeys) *reinterpret_cast<std::uint32_t*>(weights.at(row, column)) = pack_bf16(w[0], w[1]);

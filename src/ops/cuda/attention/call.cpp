@@ -25,6 +25,10 @@ void check_rows(const char* what, const void* data, std::int64_t token_stride, D
          token_stride * size);
 }
 
+std::int32_t window_of(std::int64_t window) {
+  return window == 0 ? kNoWindow : static_cast<std::int32_t>(std::min<std::int64_t>(window, kNoWindow));
+}
+
 ForwardCall call_of(TensorView out_THD, TensorView lse_TH, const VarlenAttention& a) {
   const DType dtype = a.q_THD.dtype;
   check_scale(a.scale);
@@ -45,13 +49,15 @@ ForwardCall call_of(TensorView out_THD, TensorView lse_TH, const VarlenAttention
           .out = out_THD.data,
           .lse = lse_TH.as<float>(),
           .scale = a.scale,
+          .window = window_of(a.window),
           .paged = false,
           .num_blocks = 0,
           .block_size = 1,
           .block_table = nullptr};
 }
 
-ForwardCall call_of(TensorView out_THD, ConstTensorView q_THD, std::int64_t q_token_stride, const KvLayer& layer, float scale) {
+ForwardCall call_of(TensorView out_THD, ConstTensorView q_THD, std::int64_t q_token_stride, const KvLayer& layer, float scale,
+                    std::int64_t window) {
   check_scale(scale);
   check_rows("q", q_THD.data, q_token_stride, q_THD.dtype);
   check_rows("cache k", layer.k.data, 0, q_THD.dtype);
@@ -70,6 +76,7 @@ ForwardCall call_of(TensorView out_THD, ConstTensorView q_THD, std::int64_t q_to
           .out = out_THD.data,
           .lse = nullptr,
           .scale = scale,
+          .window = window_of(window),
           .paged = true,
           .num_blocks = layer.k.shape[0],
           .block_size = layer.k.shape[2],
@@ -99,6 +106,7 @@ hopper::ForwardParams hopper_params(const ForwardCall& c, const RowPacking& pack
   p.num_q_heads = static_cast<std::int32_t>(c.num_q_heads);
   p.head_dim = static_cast<std::int32_t>(D);
   p.scale_log2 = c.scale * kLog2Of_e;
+  p.window = c.window;
   p.out = static_cast<__nv_bfloat16*>(c.out);
   p.lse = c.lse;
   p.block_table = c.block_table;
@@ -152,6 +160,7 @@ PlainForward<T> plain_params(const ForwardCall& c, const RowPacking& packing) {
   p.num_q_heads = static_cast<std::int32_t>(c.num_q_heads);
   p.head_dim = static_cast<std::int32_t>(c.head_dim);
   p.scale_log2 = c.scale * kLog2Of_e;
+  p.window = c.window;
   p.out = static_cast<T*>(c.out);
   p.lse = c.lse;
   p.block_table = c.block_table;

@@ -19,6 +19,7 @@ struct ForwardCall {
   void* out;
   float* lse;
   float scale;
+  std::int32_t window;
   bool paged;
   std::int64_t num_blocks, block_size;
   const std::int32_t* block_table;  ///< device
@@ -26,7 +27,10 @@ struct ForwardCall {
 /// Error{kShape} where a row does not start at a multiple of 16 bytes, Error{kInvalidArgument} where scale is not positive.
 ForwardCall call_of(TensorView out_THD, TensorView lse_TH, const VarlenAttention& args);
 /// The block table is the caller's to set.
-ForwardCall call_of(TensorView out_THD, ConstTensorView q_THD, std::int64_t q_token_stride, const KvLayer& layer, float scale);
+ForwardCall call_of(TensorView out_THD, ConstTensorView q_THD, std::int64_t q_token_stride, const KvLayer& layer, float scale,
+                    std::int64_t window);
+/// VarlenAttention::window as kernels have it.
+std::int32_t window_of(std::int64_t window);
 void check_rows(const char* what, const void* data, std::int64_t token_stride, DType dtype);
 
 hopper::ForwardParams hopper_params(const ForwardCall& call, const RowPacking& packing);

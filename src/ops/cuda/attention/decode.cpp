@@ -44,7 +44,8 @@ std::size_t decode_plan_bytes(std::int32_t num_sequences, std::int64_t max_conte
 void plan_decode(OpContext& ctx, AttentionFamily family, void* memory, const DecodeAttention& a) {
   DecodePlan plan{};
   carve(plan, memory, a.num_sequences, max_chunks(a));
-  launch_decode_plan(plan, a.context_len, a.num_sequences, a.max_blocks, tile_of(family, a.q_THD.dtype, a.q_THD.shape[2]), stream_of(ctx));
+  launch_decode_plan(plan, a.context_len, a.num_sequences, a.max_blocks, tile_of(family, a.q_THD.dtype, a.q_THD.shape[2]),
+                     window_of(a.window), stream_of(ctx));
 }
 
 namespace {
@@ -53,7 +54,7 @@ namespace {
 void decode(OpContext& ctx, AttentionFamily family, TensorView out_THD, const void* memory, const DecodeAttention& a,
             const hopper::FreshHeads* fresh) {
   const std::int64_t q_stride = a.q_token_stride == 0 ? a.q_THD.shape[1] * a.q_THD.shape[2] : a.q_token_stride;
-  ForwardCall call = call_of(out_THD, a.q_THD, q_stride, a.layer, a.scale);
+  ForwardCall call = call_of(out_THD, a.q_THD, q_stride, a.layer, a.scale, a.window);
   call.block_table = a.block_table;
   const RowPacking packing = RowPacking::of(call.num_q_heads, call.num_kv_heads);
   const std::int64_t chunks = max_chunks(a), max_units = a.num_sequences * chunks;
@@ -115,7 +116,7 @@ void attention_decode(OpContext& ctx, AttentionFamily family, TensorView out_THD
 
 namespace {
 
-DecodeAttention decode_of(const ConstTensorView& q, const KvLayer& layer, const DecodeIndex& index, float scale) {
+DecodeAttention decode_of(const ConstTensorView& q, const KvLayer& layer, const DecodeIndex& index, float scale, std::int64_t window) {
   DecodeAttention a;
   a.q_THD = q;
   a.layer = layer;
@@ -124,6 +125,7 @@ DecodeAttention decode_of(const ConstTensorView& q, const KvLayer& layer, const 
   a.num_sequences = static_cast<std::int32_t>(index.block_table_BM.shape[0]);
   a.max_blocks = static_cast<std::int32_t>(index.block_table_BM.shape[1]);
   a.scale = scale;
+  a.window = window;
   return a;
 }
 
@@ -133,17 +135,18 @@ std::size_t decode_plan_bytes(OpContext& /*ctx*/, std::int64_t num_sequences, st
   return decode_plan_bytes(static_cast<std::int32_t>(num_sequences), max_context);
 }
 
-void plan_decode(OpContext& ctx, TensorView plan, ConstTensorView q_BHD, const KvLayer& layer, const DecodeIndex& index) {
-  plan_decode(ctx, chosen_attention_family(ctx), plan.data, decode_of(q_BHD, layer, index, 1.0f));
+void plan_decode(OpContext& ctx, TensorView plan, ConstTensorView q_BHD, const KvLayer& layer, const DecodeIndex& index,
+                 std::int64_t window) {
+  plan_decode(ctx, chosen_attention_family(ctx), plan.data, decode_of(q_BHD, layer, index, 1.0f, window));
 }
 
 void attention_decode(OpContext& ctx, TensorView out_BHD, ConstTensorView q_BHD, const KvLayer& layer, const DecodeIndex& index,
-                      ConstTensorView plan, float scale) {
-  attention_decode(ctx, chosen_attention_family(ctx), out_BHD, plan.data, decode_of(q_BHD, layer, index, scale));
+                      ConstTensorView plan, float scale, std::int64_t window) {
+  attention_decode(ctx, chosen_attention_family(ctx), out_BHD, plan.data, decode_of(q_BHD, layer, index, scale, window));
 }
 
 bool attention_decode_fused(OpContext& ctx, TensorView out_BHD, const HeadInputs& in, const KvLayer& layer, const DecodeIndex& index,
-                            ConstTensorView plan, float scale) {
+                            ConstTensorView plan, float scale, std::int64_t window) {
   const std::int64_t D = in.head_dim, block_size = layer.k.shape[2];
   const bool is_wanted_type = chosen_attention_family(ctx) == AttentionFamily::kHopper && in.qkv_TE.dtype == DType::kBF16;
   if (ceil_div(in.num_heads, in.num_kv_heads) > hopper::kMaxFreshHeads) return false;
@@ -154,7 +157,7 @@ bool attention_decode_fused(OpContext& ctx, TensorView out_BHD, const HeadInputs
   ConstTensorView q = in.qkv_TE;
   q.shape = Shape{in.qkv_TE.shape.num_rows(), in.num_heads, D};
   q.row_stride = D;
-  DecodeAttention a = decode_of(q, layer, index, scale);
+  DecodeAttention a = decode_of(q, layer, index, scale, window);
   a.q_token_stride = in.qkv_TE.row_stride;
   const hopper::FreshHeads fresh{.qkv = in.qkv_TE.as<__nv_bfloat16>(),
                                  .qkv_stride = in.qkv_TE.row_stride,

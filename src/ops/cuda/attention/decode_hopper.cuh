@@ -260,7 +260,7 @@ struct DecodeWarpgroup {
     products_wait<0>();
     pin_all();
   }
-  /// Scores become weights, and go to shared memory. `limit`: the last key that counts.
+  /// Scores become weights, and go to shared memory. `limit`: the last key that counts; before the window none does.
   __device__ __forceinline__ void weigh(int limit) {
     float best[kMine];
 #pragma unroll
@@ -271,7 +271,8 @@ struct DecodeWarpgroup {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           float& s = scores[piece][at(i, h)];
-          if (piece * F::kSlotRows + warp * 16 + lane / 4 + 8 * h > limit) s = kMinusInfinity;
+          const int key = piece * F::kSlotRows + warp * 16 + lane / 4 + 8 * h;
+          if (key > limit || key <= limit - p.window) s = kMinusInfinity;
           best[i] = fmaxf(best[i], s);
         }
 #pragma unroll

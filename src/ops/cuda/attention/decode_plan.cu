@@ -33,19 +33,23 @@ __device__ int sum_before(int value, int& total) {
 
 /// One block. Two walks over the sequences: the first counts full chunks, behind which the second puts the partial ones.
 __global__ void __launch_bounds__(kPlanThreads)
-    plan_kernel(DecodePlan plan, const std::int32_t* context_len, int num_sequences, int max_blocks, int tile) {
+    plan_kernel(DecodePlan plan, const std::int32_t* context_len, int num_sequences, int max_blocks, int tile, std::int32_t window) {
   let_next_begin();  // the embedding, which waits for the plan before it lets others begin
   const int tid = static_cast<int>(threadIdx.x);
+  // Chunks before the window are left out; one that it begins in counts as full if it is not the last.
+  const auto first_chunk = [&](int length) { return max(0, length - window) / kChunkKeys; };
   int all_full = 0;
   for (int base = 0; base < num_sequences; base += kPlanThreads) {
     int total;
-    sum_before(base + tid < num_sequences ? context_len[base + tid] / kChunkKeys : 0, total);
+    const int length = base + tid < num_sequences ? context_len[base + tid] : 0;
+    sum_before(length / kChunkKeys - min(first_chunk(length), length / kChunkKeys), total);
     all_full += total;
   }
   int num_full = 0, num_partial = 0, num_states = 0, num_merges = 0;
   for (int base = 0; base < num_sequences; base += kPlanThreads) {
     const int s = base + tid, length = s < num_sequences ? context_len[s] : 0;
-    const int full = length / kChunkKeys, partial = length % kChunkKeys != 0 ? 1 : 0, chunks = full + partial;
+    const int first = min(first_chunk(length), length / kChunkKeys);
+    const int full = length / kChunkKeys - first, partial = length % kChunkKeys != 0 ? 1 : 0, chunks = full + partial;
     int totals[4];
     const int full_at = num_full + sum_before(full, totals[0]);
     const int partial_at = all_full + num_partial + sum_before(partial, totals[1]);
@@ -62,8 +66,8 @@ __global__ void __launch_bounds__(kPlanThreads)
     u.num_keys = length;
     u.keys = s * max_blocks;
     for (int c = 0; c < chunks; ++c) {
-      u.tile_begin = c * (kChunkKeys / tile);
-      u.tile_end = min((length + tile - 1) / tile, u.tile_begin + kChunkKeys / tile);
+      u.tile_begin = max((first + c) * (kChunkKeys / tile), max(0, length - window) / tile);
+      u.tile_end = min((length + tile - 1) / tile, (first + c + 1) * (kChunkKeys / tile));
       u.state = chunks > 1 ? state_at + c : -1;
       plan.units[c < full ? full_at + c : partial_at] = u;
     }
@@ -79,8 +83,8 @@ __global__ void __launch_bounds__(kPlanThreads)
 }  // namespace
 
 void launch_decode_plan(const DecodePlan& plan, const std::int32_t* context_len, int num_sequences, int max_blocks, int tile,
-                        cudaStream_t stream) {
-  plan_kernel<<<1, kPlanThreads, 0, stream>>>(plan, context_len, num_sequences, max_blocks, tile);
+                        std::int32_t window, cudaStream_t stream) {
+  plan_kernel<<<1, kPlanThreads, 0, stream>>>(plan, context_len, num_sequences, max_blocks, tile, window);
   PRL_CUDA_CHECK(cudaGetLastError());
 }
 

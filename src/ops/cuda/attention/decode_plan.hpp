@@ -15,8 +15,9 @@ struct DecodePlan {
   AttentionUnit* units;
   MergeUnit* merges;
 };
-/// Fills the plan from the lengths of the sequences, full chunks first. Unit s reads row s and block table row s.
+/// Fills the plan from the lengths of the sequences, full chunks first, of keys within the window. Unit s reads row s and block table
+/// row s.
 void launch_decode_plan(const DecodePlan& plan, const std::int32_t* context_len, int num_sequences, int max_blocks, int tile,
-                        cudaStream_t stream);
+                        std::int32_t window, cudaStream_t stream);
 
 }  // namespace prl::ops::cuda

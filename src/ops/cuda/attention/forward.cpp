@@ -89,14 +89,14 @@ void forward_plain(const OpContext& ctx, const ForwardCall& call, const std::vec
   const RowPacking packing = RowPacking::of(call.num_q_heads, call.num_kv_heads);
   const Division d = divide(sequences, packing, packing.tokens, num_multiprocessors(ctx));
   if (!d.whole.empty()) {
-    const std::vector<AttentionUnit> units = whole_units(d.whole, packing.tokens, kPlainTile);
+    const std::vector<AttentionUnit> units = whole_units(d.whole, packing.tokens, kPlainTile, call.window);
     launch_plain<T>(ctx, call, packing, staged(ctx, span_of(units)), static_cast<std::int32_t>(units.size()), {}, 0);
   }
   if (!d.split.empty() && call.lse == nullptr)
-    run_split<T>(ctx, call, packing, split_units(d.split, packing.tokens, kPlainTile),
+    run_split<T>(ctx, call, packing, split_units(d.split, packing.tokens, kPlainTile, call.window),
                  [&](auto... a) { launch_plain<T>(ctx, call, packing, a...); });
   else if (!d.split.empty()) {
-    const std::vector<AttentionUnit> units = whole_units(d.split, packing.tokens, kPlainTile);
+    const std::vector<AttentionUnit> units = whole_units(d.split, packing.tokens, kPlainTile, call.window);
     launch_plain<T>(ctx, call, packing, staged(ctx, span_of(units)), static_cast<std::int32_t>(units.size()), {}, 0);
   }
 }
@@ -112,11 +112,11 @@ void forward_hopper(const OpContext& ctx, const ForwardCall& call, const std::ve
   };
   const Division d = call.paged ? divide(sequences, packing, tokens, num_multiprocessors(ctx)) : Division{sequences, {}};
   if (!d.whole.empty()) {
-    const std::vector<AttentionUnit> units = whole_units(d.whole, tokens, tile);
+    const std::vector<AttentionUnit> units = whole_units(d.whole, tokens, tile, call.window);
     launch(staged(ctx, span_of(units)), static_cast<std::int32_t>(units.size()), false);
   }
   if (!d.split.empty())
-    run_split<__nv_bfloat16>(ctx, call, packing, split_units(d.split, packing.tokens, tile),
+    run_split<__nv_bfloat16>(ctx, call, packing, split_units(d.split, packing.tokens, tile, call.window),
                              [&](const AttentionUnit* units, std::int32_t num_units, const States& states, std::int32_t state_rows) {
                                p.state_out = states.out;
                                p.state_sums = states.sums;
@@ -175,7 +175,7 @@ void attention_varlen(OpContext& ctx, TensorView out_THD, TensorView lse_TH, con
 }
 
 void attention_paged(OpContext& ctx, AttentionFamily family, TensorView out_THD, const PagedAttention& args) {
-  ForwardCall call = call_of(out_THD, args.q_THD, args.q_token_stride, args.layer, args.scale);
+  ForwardCall call = call_of(out_THD, args.q_THD, args.q_token_stride, args.layer, args.scale, args.window);
   call.block_table = staged(ctx, args.block_table);
   forward(ctx, family, args.q_THD.dtype, call, sequences_of(args));
 }

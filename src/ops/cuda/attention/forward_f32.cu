@@ -46,16 +46,17 @@ struct Row {
   float top = kMinusInfinity, sum = 0.0f, out[kColumns] = {};
   float total_top = kMinusInfinity, total_sum = 0.0f, total_out[kColumns] = {};
 
-  __device__ __forceinline__ void tile(const float* q, const float* k, int pitch, const float* v, int head_dim, int num_visible,
-                                       float scale_log2) {
+  /// Of the keys of the tile the row sees [num_hidden, num_visible).
+  __device__ __forceinline__ void tile(const float* q, const float* k, int pitch, const float* v, int head_dim, int num_hidden,
+                                       int num_visible, float scale_log2) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     float a = 0.0f, b = 0.0f;
     for (int d = 0; d < head_dim; ++d) {
       a = fmaf(q[d], k[lane * pitch + d], a);
       b = fmaf(q[d], k[(lane + 32) * pitch + d], b);
     }
-    if (lane >= num_visible) a = kMinusInfinity;
-    if (lane + 32 >= num_visible) b = kMinusInfinity;
+    if (lane < num_hidden || lane >= num_visible) a = kMinusInfinity;
+    if (lane + 32 < num_hidden || lane + 32 >= num_visible) b = kMinusInfinity;
     const float tile_top = warp_max(fmaxf(a, b)) * scale_log2, before = top;
     top = tile_top - before > kSlack ? tile_top : before;
     const float rescale = top == before ? 1.0f : exp2f(before - top);
@@ -122,7 +123,8 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant
     for (int i = 0; i < kRowsPerWarp; ++i) {
       const int row = warp + i * kWarps;
       if (row >= num_rows) break;
-      rows[i].tile(q + row * D, k, pitch, v, D, u.position + row / num_heads + 1 - t * kTile, p.scale_log2);
+      const int num_visible = u.position + row / num_heads + 1 - t * kTile;
+      rows[i].tile(q + row * D, k, pitch, v, D, num_visible - p.window, num_visible, p.scale_log2);
       if (ends_chunk) rows[i].join_total(is_first);
     }
     if (ends_chunk) is_first = false;

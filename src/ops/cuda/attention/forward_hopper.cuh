@@ -188,10 +188,13 @@ struct ForwardWarpgroup {
   }
   /// Weights of the tile in `scores`. True if `out` need not be rescaled. A split unit often has a few rows only: the others
   /// are left out, which shortens the wait of a lone sequence.
-  __device__ __forceinline__ bool weigh(int tile, const int (&position)[2], int warp_position, int num_rows, float (&rescale)[2]) {
+  __device__ __forceinline__ bool weigh(const AttentionUnit& u, int tile, const int (&position)[2], int warp_position, int num_rows,
+                                        float (&rescale)[2]) {
     if (F::kSplit && num_rows <= 0) return true;
     const int first = tile * F::kTile;
     if (first + F::kTile - 1 > warp_position) ban_after(scores, position[0] - first, position[1] - first);
+    if (first < u.position + u.num_tokens - p.window)
+      ban_before(scores, position[0] - p.window + 1 - first, position[1] - p.window + 1 - first);
     return weigh_tile(scores, rows, rescale, p.scale_log2, F::kSplit ? num_rows : 2);
   }
   __device__ __forceinline__ float4* totals_at(int part, int i) const {
@@ -262,7 +265,7 @@ struct ForwardWarpgroup {
     pin(scores);
     release(place.slot);
     place.advance();
-    weigh(u.tile_begin, position, warp_position, num_rows, rescale);
+    weigh(u, u.tile_begin, position, warp_position, num_rows, rescale);
     pack_rows(weights, scores);
 
     int accumulate = 0;
@@ -285,7 +288,7 @@ struct ForwardWarpgroup {
         chunk = rows;
         rows.clear();
       }
-      const bool same = weigh(t, position, warp_position, num_rows, rescale);
+      const bool same = weigh(u, t, position, warp_position, num_rows, rescale);
       known_before_waits(rows.sum[0], rows.sum[1]);
       products_wait<0>();
       pin_all();
@@ -293,7 +296,7 @@ struct ForwardWarpgroup {
       place.advance();
       accumulate = 1;
       if (new_chunk) {
-        join_total(chunk, t == F::kTilesPerChunk, false);
+        join_total(chunk, t / F::kTilesPerChunk == u.tile_begin / F::kTilesPerChunk + 1, false);
         accumulate = 0;
       } else if (!same) {
 #pragma unroll
@@ -316,7 +319,7 @@ struct ForwardWarpgroup {
     if (F::kSplit && u.state >= 0) {
       store_state(u, group, mine);
     } else {
-      join_total(rows, F::kSplit || u.tile_end <= F::kTilesPerChunk, true);
+      join_total(rows, F::kSplit || (u.tile_end - 1) / F::kTilesPerChunk == u.tile_begin / F::kTilesPerChunk, true);
       store(u, group, mine);
     }
   }

@@ -100,6 +100,8 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant
     }
     const int position = u.position - t * kTile;
     if (position < kTile - 1) ban_after(scores, position + token[0], position + token[1]);
+    const int hidden = position - p.window + 1;
+    if (hidden + u.num_tokens - 1 > 0) ban_before(scores, hidden + token[0], hidden + token[1]);
     float rescale[2];
     if (!weigh_tile(scores, rows, rescale, p.scale_log2)) {
 #pragma unroll

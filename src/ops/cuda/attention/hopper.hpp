@@ -46,7 +46,8 @@ struct ForwardParams {
   RowPacking packing;
   std::int32_t num_kv_heads, num_q_heads, head_dim;
   float scale_log2;
-  __nv_bfloat16* out;  ///< [T][Hq][D]
+  std::int32_t window;  ///< keys that a query sees at most
+  __nv_bfloat16* out;   ///< [T][Hq][D]
   float* lse;          ///< [T][Hq] or nullptr
   const std::int32_t* block_table;
   std::int32_t block_size, box_rows;
@@ -111,6 +112,7 @@ struct BackwardParams {
   std::int32_t num_key_units, num_query_units;
   RowPacking packing;
   std::int32_t num_kv_heads, head_dim;
+  std::int32_t window;  ///< keys that a query sees at most
   float scale, scale_log2;
   const float2* stats;  ///< [Hq][stats_rows]: log-sum in powers of two, sum of dout * out; (inf, 0) where there is no query
   std::int64_t stats_rows;

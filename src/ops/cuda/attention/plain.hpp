@@ -27,6 +27,7 @@ struct PlainForward {
   RowPacking packing;
   std::int32_t num_kv_heads, num_q_heads, head_dim;
   float scale_log2;
+  std::int32_t window;  ///< keys that a query sees at most
   T* out;
   float* lse;
   const std::int32_t* block_table;  ///< nullptr: dense
@@ -52,6 +53,7 @@ struct PlainBackward {
   std::int64_t q_stride, k_stride, v_stride, dout_stride;
   const PlainBackwardUnit* units;
   std::int32_t num_units, num_q_heads, num_kv_heads, head_dim;
+  std::int32_t window;  ///< keys that a query sees at most
   float scale;
   const float2* stats;
   std::int64_t stats_rows;

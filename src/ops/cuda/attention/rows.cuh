@@ -56,6 +56,15 @@ __device__ __forceinline__ void ban_after(float (&s)[kScores], int limit0, int l
     if (8 * (i / 4) + i % 2 + first > ((i & 2) != 0 ? limit1 : limit0)) s[i] = kMinusInfinity;
 }
 
+/// Bans the keys before each row's first.
+template <int kScores>
+__device__ __forceinline__ void ban_before(float (&s)[kScores], int first0, int first1) {
+  const int first = 2 * (threadIdx.x % 4);
+#pragma unroll
+  for (int i = 0; i < kScores; ++i)
+    if (8 * (i / 4) + i % 2 + first < ((i & 2) != 0 ? first1 : first0)) s[i] = kMinusInfinity;
+}
+
 /// Scores of a tile become weights; `rescale` is what `out` has to be multiplied by. True if that is 1 for this warp's rows. Of the
 /// two rows of a lane the first `num_rows` are wanted; whatever comes out for the others, it reaches no other row.
 template <int kScores>
@@ -97,8 +106,8 @@ struct ChunkWeights {
 };
 template <typename T>
 __device__ __forceinline__ ChunkWeights merge_rows(float& total_top, float& total_sum, float top, float sum) {
-  const float m = fmaxf(total_top, top);
-  const ChunkWeights w{power_of_two_for<T>(total_top - m), power_of_two_for<T>(top - m)};
+  const float m = fmaxf(total_top, top), reference = m == kMinusInfinity ? 0.0f : m;  // a window may begin after both
+  const ChunkWeights w{power_of_two_for<T>(total_top - reference), power_of_two_for<T>(top - reference)};
   total_top = m;
   total_sum = fmaf(sum, w.next, total_sum * w.total);
   return w;

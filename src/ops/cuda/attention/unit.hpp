@@ -9,6 +9,9 @@ namespace prl::ops::cuda {
 /// kAttentionChunk, for files that device code includes.
 constexpr int kChunkKeys = 1024;
 
+/// Keys that a query sees at most, its own included, where it sees all.
+constexpr std::int32_t kNoWindow = 1 << 30;
+
 /// Consecutive new tokens of one sequence with the tiles of keys they need; computed once per group of heads.
 struct AttentionUnit {
   std::int32_t token;  ///< row of q and out of the first token

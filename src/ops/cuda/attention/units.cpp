@@ -6,7 +6,7 @@ namespace prl::ops::cuda {
 namespace {
 
 template <typename Visit>
-void for_each_unit(std::span<const AttentionSequence> sequences, int tokens, int tile, const Visit& visit) {
+void for_each_unit(std::span<const AttentionSequence> sequences, int tokens, int tile, std::int32_t window, const Visit& visit) {
   for (const AttentionSequence& s : sequences)
     for (std::int32_t first = 0; first < s.num_tokens; first += tokens) {
       AttentionUnit u{};
@@ -15,7 +15,7 @@ void for_each_unit(std::span<const AttentionSequence> sequences, int tokens, int
       u.position = s.num_keys - s.num_tokens + first;
       u.num_keys = s.num_keys;
       u.keys = s.keys;
-      u.tile_begin = 0;
+      u.tile_begin = std::max(0, u.position - window + 1) / tile;
       u.tile_end = (u.position + u.num_tokens + tile - 1) / tile;
       u.state = -1;
       visit(u);
@@ -58,22 +58,22 @@ std::vector<AttentionSequence> sequences_of(const PagedAttention& args) {
   return out;
 }
 
-std::vector<AttentionUnit> whole_units(std::span<const AttentionSequence> sequences, int tokens, int tile) {
+std::vector<AttentionUnit> whole_units(std::span<const AttentionSequence> sequences, int tokens, int tile, std::int32_t window) {
   std::vector<AttentionUnit> units;
-  for_each_unit(sequences, tokens, tile, [&](const AttentionUnit& u) { units.push_back(u); });
+  for_each_unit(sequences, tokens, tile, window, [&](const AttentionUnit& u) { units.push_back(u); });
   sort_longest_first(units);
   return units;
 }
 
-SplitUnits split_units(std::span<const AttentionSequence> sequences, int tokens, int tile) {
+SplitUnits split_units(std::span<const AttentionSequence> sequences, int tokens, int tile, std::int32_t window) {
   SplitUnits out;
   const std::int32_t chunk = kAttentionChunk / tile;
-  for_each_unit(sequences, tokens, tile, [&](AttentionUnit u) {
-    const std::int32_t end = u.tile_end, chunks = (end + chunk - 1) / chunk;
+  for_each_unit(sequences, tokens, tile, window, [&](AttentionUnit u) {
+    const std::int32_t begin = u.tile_begin, end = u.tile_end, first = begin / chunk, chunks = (end + chunk - 1) / chunk - first;
     if (chunks > 1) out.merges.push_back({u.token, u.num_tokens, out.num_states, chunks});
     for (std::int32_t c = 0; c < chunks; ++c) {
-      u.tile_begin = c * chunk;
-      u.tile_end = std::min(end, u.tile_begin + chunk);
+      u.tile_begin = std::max(begin, (first + c) * chunk);
+      u.tile_end = std::min(end, (first + c + 1) * chunk);
       u.state = chunks > 1 ? out.num_states++ : -1;
       out.units.push_back(u);
     }

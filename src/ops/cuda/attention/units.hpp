@@ -18,14 +18,14 @@ struct AttentionSequence {
 std::vector<AttentionSequence> sequences_of(const VarlenAttention& args);
 std::vector<AttentionSequence> sequences_of(const PagedAttention& args);
 
-/// Units of up to `tokens` tokens, those with most tiles first.
-std::vector<AttentionUnit> whole_units(std::span<const AttentionSequence> sequences, int tokens, int tile);
+/// Units of up to `tokens` tokens, those with most tiles first. A query sees at most `window` keys.
+std::vector<AttentionUnit> whole_units(std::span<const AttentionSequence> sequences, int tokens, int tile, std::int32_t window);
 /// The same, cut at chunks: units with a single chunk finish at once, the others leave states to merge.
 struct SplitUnits {
   std::vector<AttentionUnit> units;
   std::vector<MergeUnit> merges;
   std::int32_t num_states = 0;
 };
-SplitUnits split_units(std::span<const AttentionSequence> sequences, int tokens, int tile);
+SplitUnits split_units(std::span<const AttentionSequence> sequences, int tokens, int tile, std::int32_t window);
 
 }  // namespace prl::ops::cuda
