@@ -48,6 +48,10 @@ CASES = {
                                            first_k_dense_replace=1, use_qk_norm=False, attention_bias=False), torch.float32, None),
     "mistral": ("MistralConfig", dict(tie_word_embeddings=False, head_dim=32, sliding_window=256, rope_parameters=dict(rope_type="default", rope_theta=1e6)),
                 torch.bfloat16, None),
+    "mistral_window": ("MistralConfig", dict(tie_word_embeddings=False, head_dim=16, sliding_window=20), torch.float32, None),
+    "qwen2_window": ("Qwen2Config", dict(tie_word_embeddings=False, use_sliding_window=True, sliding_window=33, max_window_layers=1), torch.bfloat16, None),
+    "qwen3_window": ("Qwen3Config", dict(tie_word_embeddings=True, head_dim=32, use_sliding_window=True, sliding_window=7,
+                                         layer_types=["sliding_attention", "full_attention"]), torch.bfloat16, None),
     # Its default of a padding token would take that row of the embedding out of the gradient.
     "smollm3": ("SmolLM3Config", dict(tie_word_embeddings=True, no_rope_layers=[0, 1], pad_token_id=None), torch.bfloat16, None),
     "qwen3_untied_sharded": ("Qwen3Config", dict(tie_word_embeddings=False, head_dim=16, attention_bias=True), torch.bfloat16, "50KB"),

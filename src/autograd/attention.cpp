@@ -109,7 +109,7 @@ void shared_attention(Frame& frame, const SharedAttention& a) {
   const auto groups_of = [=](TensorView qk, TensorView qkv) {
     return std::vector<TensorView>{qk.columns(0, Q), qk.columns(Q, K), qkv.columns(Q + K, K)};
   };
-  const auto args_of = [=, cu_seqlens = a.index.cu_seqlens, scale = a.scale](TensorView mine) {
+  const auto args_of = [=, cu_seqlens = a.index.cu_seqlens, scale = a.scale, window = p.window](TensorView mine) {
     return ops::VarlenAttention{heads_of(mine, 0, heads, D),
                                 heads_of(mine, heads * D, kv_heads, D),
                                 heads_of(mine, (heads + kv_heads) * D, kv_heads, D),
@@ -117,7 +117,8 @@ void shared_attention(Frame& frame, const SharedAttention& a) {
                                 E,
                                 E,
                                 cu_seqlens,
-                                scale};
+                                scale,
+                                window};
   };
   // What the backward pass reads is kept: it would have to be exchanged once more.
   const TensorView mine = frame.keep({row, E}, dtype), out = frame.keep({row, heads * D}, dtype);
@@ -174,10 +175,11 @@ Var self_attention(Frame& frame, const Var& qkv, const AttentionParameter& p, co
     PRL_CHECK(frame.tape == nullptr, "decoding has no backward pass");
     const Var y = frame.variable(frame.take({T, Q}, qkv.value.dtype));
     const TensorView out = y.value.reshaped({T, p.num_heads, D});
-    if (ops::attention_decode_fused(frame.ctx, out, inputs, *index.kv_layer, *index.decode, index.decode_plan, scale)) return y;
+    const ConstTensorView plan = p.window > 0 ? index.window_plan : index.decode_plan;
+    if (ops::attention_decode_fused(frame.ctx, out, inputs, *index.kv_layer, *index.decode, plan, scale, p.window)) return y;
     const TensorView q = frame.take({T, Q}, qkv.value.dtype);
     ops::norm_rope_to_cache(frame.ctx, q, *index.kv_layer, index.decode->slot_B, inputs);
-    ops::attention_decode(frame.ctx, out, q.reshaped({T, p.num_heads, D}), *index.kv_layer, *index.decode, index.decode_plan, scale);
+    ops::attention_decode(frame.ctx, out, q.reshaped({T, p.num_heads, D}), *index.kv_layer, *index.decode, plan, scale, p.window);
     return y;
   }
 
@@ -205,6 +207,7 @@ Var self_attention(Frame& frame, const Var& qkv, const AttentionParameter& p, co
     args.q_token_stride = qk_stride;
     args.layer = *index.kv_layer;
     args.scale = scale;
+    args.window = p.window;
     ops::attention_paged(frame.ctx, out, args);
     return y;
   }
@@ -215,7 +218,7 @@ Var self_attention(Frame& frame, const Var& qkv, const AttentionParameter& p, co
   }
 
   const TensorView lse = frame.keep({T, p.num_heads}, DType::kF32);
-  const ops::VarlenAttention args{q, k, v, qk_stride, qk_stride, W, index.cu_seqlens, scale};
+  const ops::VarlenAttention args{q, k, v, qk_stride, qk_stride, W, index.cu_seqlens, scale, p.window};
   ops::attention_varlen(frame.ctx, out, lse, args);
   if (frame.tape == nullptr) return y;
 

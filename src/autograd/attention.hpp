@@ -12,6 +12,7 @@ struct AttentionParameter {
   std::int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
   NormParameter q_norm, k_norm;  ///< per head; both or none (weight.data == nullptr)
   const ops::RopeTable* rope = nullptr;
+  std::int64_t window = 0;  ///< keys that a query sees at most: ops::VarlenAttention
   std::int64_t width() const noexcept { return (num_heads + 2 * num_kv_heads) * head_dim; }
 };
 
@@ -31,11 +32,11 @@ struct AttentionIndex {
   ConstTensorView positions_T;
   std::span<const std::int32_t> cu_seqlens;    ///< packed sequences of the whole row, unless `paged`
   HeadExchange* exchange = nullptr;            ///< packed only: the tokens are this rank's part of the row
-  const ops::PagedAttention* paged = nullptr;  ///< index arrays of the cache; query, layer and scale are filled in here
+  const ops::PagedAttention* paged = nullptr;  ///< index arrays of the cache; query, layer, scale and window are filled in here
   const ops::KvLayer* kv_layer = nullptr;      ///< paged only
   std::span<const std::int32_t> slot_T;        ///< paged only
   const ops::DecodeIndex* decode = nullptr;    ///< one new token per sequence, indices on the device; with kv_layer and plan
-  ConstTensorView decode_plan;
+  ConstTensorView decode_plan, window_plan;    ///< of layers without a window and with one, which is the same in all that have one
 };
 
 /// From projections qkv [T, Q + 2K] (q heads, then k, then v) to the attention output [T, Q]: norms, rotation, keys and values into

@@ -38,6 +38,7 @@ struct InitModelConfig {
   int num_experts_per_tok = 2;
   int moe_intermediate_size = 128;
   int max_position_embeddings = 4096;
+  std::optional<int> sliding_window;
   double rope_theta = 10000.0;
   double rms_norm_eps = 1e-6;
   bool tie_word_embeddings = true;
@@ -60,6 +61,8 @@ struct InitModelConfig {
     v.field("num_experts_per_tok", num_experts_per_tok, "Experts that a token is sent to, of qwen3_moe and glm4_moe", {.min = 1});
     v.field("moe_intermediate_size", moe_intermediate_size, "Width of an expert's MLP, of qwen3_moe and glm4_moe", {.min = 1});
     v.field("max_position_embeddings", max_position_embeddings, "Longest context", {.unit = "tokens", .min = 1});
+    v.field("sliding_window", sliding_window, "Keys that a query sees at most, of families with windows; all if not set",
+            {.unit = "tokens", .min = 1});
     v.field("rope_theta", rope_theta, "Base of the rotary angles", {.min = 1});
     v.field("rms_norm_eps", rms_norm_eps, "Epsilon of the norms", {.min = 0, .is_open_min = true});
     v.field("tie_word_embeddings", tie_word_embeddings, "LM head and embedding share one matrix");

@@ -49,7 +49,7 @@ constexpr std::int64_t kVocabSize = 1100;  // two chunks of the vocabulary, the 
 
 /// One small model, held as the trainer holds it.
 struct Model {
-  explicit Model(const std::string& family, DType compute_dtype, bool tied = true)
+  explicit Model(const std::string& family, DType compute_dtype, bool tied = true, std::int64_t window = 0)
       : session(make_cpu_runtime(), 2), compute(compute_dtype) {
     config = nn::make_model_config({.family = family,
                                     .vocab_size = kVocabSize,
@@ -60,6 +60,7 @@ struct Model {
                                     .num_kv_heads = 2,
                                     .head_dim = 16,
                                     .max_position = 512,
+                                    .sliding_window = window,
                                     .tie_word_embeddings = tied});
     parameters = std::make_unique<nn::Parameters>(session.context().runtime, config);
     parameters->init_random(7, 0.2f);
@@ -131,11 +132,12 @@ std::vector<std::uint32_t> bits(const std::vector<float>& values) {
 struct Kind {
   const char* family;
   DType compute;
+  std::int64_t window = 0;
 };
 
 class Exactness : public ::testing::TestWithParam<Kind> {
  protected:
-  Exactness() : model_(GetParam().family, GetParam().compute), weights_(model_.weights()) {}
+  Exactness() : model_(GetParam().family, GetParam().compute, true, GetParam().window), weights_(model_.weights()) {}
   void make(const EngineOptions& options) { engine_ = std::make_unique<Engine>(model_.session.context().runtime, options, weights_); }
   void expect_exact(const wire::GenerateRequest& request, const wire::GenerateOutput& output) {
     const float temperature = request.sampling.temperature == 0.0f ? 1.0f : request.sampling.temperature;
@@ -341,9 +343,11 @@ TEST_P(Exactness, AnUpdateShowsInVersionsProofAndCache) {
 
 INSTANTIATE_TEST_SUITE_P(Models, Exactness,
                          ::testing::Values(Kind{"llama", DType::kF32}, Kind{"llama", DType::kBF16}, Kind{"qwen3", DType::kF32},
-                                           Kind{"qwen3", DType::kBF16}, Kind{"smollm3", DType::kBF16}),
+                                           Kind{"qwen3", DType::kBF16}, Kind{"smollm3", DType::kBF16}, Kind{"mistral", DType::kBF16, 10},
+                                           Kind{"qwen3", DType::kF32, 10}),
                          [](const auto& kind) {
-                           return std::string(kind.param.family) + (kind.param.compute == DType::kF32 ? "F32" : "BF16");
+                           return std::string(kind.param.family) + (kind.param.compute == DType::kF32 ? "F32" : "BF16") +
+                                  (kind.param.window > 0 ? "Window" : "");
                          });
 
 TEST(Engine, AnUpdateInFlightKeepsTheRequestAndMarksItsTokens) {

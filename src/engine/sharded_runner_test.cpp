@@ -38,6 +38,7 @@ struct Kind {
   const char* family;
   DType compute;
   std::size_t num_devices;
+  std::int64_t window = 0;
 };
 
 /// The same weights whole on one device, and shared by several.
@@ -53,6 +54,7 @@ class SharedLayersTest : public ::testing::TestWithParam<Kind> {
                                      .num_kv_heads = 4,
                                      .head_dim = 64,
                                      .max_position = 512,
+                                     .sliding_window = GetParam().window,
                                      .tie_word_embeddings = false,
                                      .num_experts = 8,
                                      .num_active_experts = 2,
@@ -271,7 +273,8 @@ INSTANTIATE_TEST_SUITE_P(Kinds, SharedLayersTest,
                          ::testing::Values(Kind{"llama", DType::kF32, 2}, Kind{"qwen2", DType::kF32, 4}, Kind{"qwen3", DType::kBF16, 2},
                                            Kind{"qwen2", DType::kBF16, 4}, Kind{"qwen3_moe", DType::kF32, 2},
                                            Kind{"qwen3_moe", DType::kBF16, 4}, Kind{"glm4_moe", DType::kF32, 4},
-                                           Kind{"glm4_moe", DType::kBF16, 2}, Kind{"smollm3", DType::kBF16, 2}),
+                                           Kind{"glm4_moe", DType::kBF16, 2}, Kind{"smollm3", DType::kBF16, 2},
+                                           Kind{"mistral", DType::kBF16, 2, 10}),
                          [](const auto& kind) {
                            return std::string(kind.param.family) + (kind.param.compute == DType::kBF16 ? "_bf16_" : "_f32_") +
                                   std::to_string(kind.param.num_devices);

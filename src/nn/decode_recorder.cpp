@@ -127,13 +127,17 @@ TensorView DecodeRecorder::forward(const Weights& weights, KvCache& cache, const
   const ops::DecodeIndex decode{step.slots, step.lengths, step.table};
   const ModelConfig c = config_of_shard(weights.config, weights.shard.size);
   const auto plan_bytes = static_cast<std::int64_t>(ops::decode_plan_bytes(ctx_, decode, cache.block_size()));
-  const TensorView plan = arena_.take({plan_bytes}, DType::kU8);
   const TensorView like_q{nullptr, {step.rows, c.num_heads, c.head_dim}, weights.compute, ctx_.runtime->device(), c.head_dim};
-  ops::plan_decode(ctx_, plan, like_q, layers[0], decode);
+  const auto plan = [&](std::int64_t window) {
+    const TensorView memory = arena_.take({plan_bytes}, DType::kU8);
+    ops::plan_decode(ctx_, memory, like_q, layers[0], decode, window);
+    return memory;
+  };
   autograd::AttentionIndex index;
   index.positions_T = step.positions;
   index.decode = &decode;
-  index.decode_plan = plan;
+  if (static_cast<std::int64_t>(c.windowed_layers.size()) < c.num_layers) index.decode_plan = plan(0);
+  if (c.window > 0) index.window_plan = plan(c.window);
   autograd::Frame frame{ctx_, arena_};
   BoundModel model{weights};
   // Gathers take turns between two buffers, which recorded ones keep: it is an even number of them in each layer.

@@ -25,6 +25,7 @@ ModelConfig make_model_config(const InitModelOptions& o) {
   positive("num_heads", o.num_heads);
   positive("num_kv_heads", o.num_kv_heads);
   positive("max_position", o.max_position);
+  if (o.sliding_window < 0) fail(ErrorCode::kInvalidArgument, "init-model: sliding_window is {}, wanted at least 0", o.sliding_window);
   if (o.num_heads % o.num_kv_heads != 0)
     fail(ErrorCode::kInvalidArgument, "init-model: num_heads {} is not a multiple of num_kv_heads {}", o.num_heads, o.num_kv_heads);
   if (!ops::is_head_dim(o.head_dim))
@@ -56,6 +57,7 @@ ModelConfig make_model_config(const InitModelOptions& o) {
     fail(ErrorCode::kInvalidArgument, "init-model: head_dim is {}, of which a {} model rotates {}, wanted a multiple of {}", o.head_dim,
          o.family, config.rotary_dim(), ops::kRotaryStep);
   // The family sets its switches as it does for a file that has these keys.
+  const bool has_window = o.sliding_window > 0;
   const boost::json::object keys{{"head_dim", o.head_dim},
                                  {"attention_bias", o.attention_bias},
                                  {"use_qk_norm", true},
@@ -64,10 +66,15 @@ ModelConfig make_model_config(const InitModelOptions& o) {
                                  {"num_experts_per_tok", o.num_active_experts},
                                  {"moe_intermediate_size", o.expert_size},
                                  {"norm_topk_prob", true},
-                                 {"sliding_window", nullptr},
+                                 {"sliding_window", has_window ? boost::json::value(o.sliding_window) : nullptr},
+                                 {"use_sliding_window", has_window},
+                                 {"max_window_layers", 1},
                                  // The last layer, where there are fewer than the family's interval.
                                  {"no_rope_layer_interval", std::min<std::int64_t>(o.num_layers, 4)}};
   family.configure(ConfigReader("init-model", keys), config);
+  if (has_window && config.window == 0 && o.sliding_window < o.max_position)
+    fail(ErrorCode::kInvalidArgument, "init-model: sliding_window is {}, and a {} model of {} layers has no layer with a window",
+         o.sliding_window, o.family, o.num_layers);
   return config;
 }
 

@@ -196,8 +196,13 @@ Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, cons
   PartFrames part(frame, memory, q_norm.weight.data != nullptr);
 
   const std::int64_t num_shards = model.weights.shard.size;
-  const AttentionParameter attention{c.num_heads / num_shards, c.num_kv_heads / num_shards, c.head_dim, q_norm, k_norm,
-                                     &model.weights.rope_of(i)};
+  const AttentionParameter attention{.num_heads = c.num_heads / num_shards,
+                                     .num_kv_heads = c.num_kv_heads / num_shards,
+                                     .head_dim = c.head_dim,
+                                     .q_norm = q_norm,
+                                     .k_norm = k_norm,
+                                     .rope = &model.weights.rope_of(i),
+                                     .window = c.window_of(i)};
   const Projected qkv = project_normed(part.norm, part.attn_proj, in, model.norm(Block::kInputNorm, i),
                                        model.linear(Block::kQkv, i, weight(Block::kO)), /*has_gate=*/false, /*sum_out=*/{});
   const Var heads = model.whole(frame, autograd::self_attention(part.heads, qkv.value, attention, index));

@@ -107,12 +107,21 @@ bool ModelConfig::is_sparse(std::int64_t layer) const noexcept {
 
 bool ModelConfig::is_rotated(std::int64_t layer) const noexcept { return !std::ranges::binary_search(unrotated_layers, layer); }
 
+std::int64_t ModelConfig::window_of(std::int64_t layer) const noexcept {
+  return std::ranges::binary_search(windowed_layers, layer) ? window : 0;
+}
+
+std::int64_t ModelConfig::attended_keys(std::int64_t length) const noexcept {
+  const auto num_windowed = static_cast<std::int64_t>(windowed_layers.size());
+  return (num_layers - num_windowed) * length + num_windowed * std::min(length, window);
+}
+
 std::int64_t ModelConfig::num_parameters() const { return count_parameters(*this).all; }
 std::int64_t ModelConfig::num_active_parameters() const { return count_parameters(*this).active; }
 
 double ModelConfig::flops_per_token(std::int64_t seq_len) const {
   return 6.0 * static_cast<double>(num_active_parameters()) +
-         12.0 * static_cast<double>(num_layers) * static_cast<double>(hidden_size) * static_cast<double>(seq_len);
+         12.0 * static_cast<double>(hidden_size) * static_cast<double>(attended_keys(seq_len));
 }
 
 ModelConfig load_model_config(const fs::path& folder) {

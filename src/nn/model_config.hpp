@@ -27,6 +27,8 @@ struct ModelConfig {
   RopeScaling rope_scaling;
   double partial_rotary_factor = 1.0;          ///< the part of a head, its first elements, that is rotated
   std::vector<std::int64_t> unrotated_layers;  ///< whose heads have no rotary positions (SmolLM3), ascending
+  std::int64_t window = 0;                     ///< keys that a query of windowed_layers sees at most, its own included; 0: there are none
+  std::vector<std::int64_t> windowed_layers;   ///< with sliding windows (Mistral 7B v0.1), ascending
   float rms_norm_eps = 1e-6f;
   bool tie_word_embeddings = false;
   bool attention_bias = false;  ///< q, k, v have a bias (Qwen2)
@@ -56,6 +58,11 @@ struct ModelConfig {
   bool is_sparse(std::int64_t layer) const noexcept;
   /// Whether a layer's heads have rotary positions.
   bool is_rotated(std::int64_t layer) const noexcept;
+  /// Keys that a query of a layer sees at most; 0: all.
+  std::int64_t window_of(std::int64_t layer) const noexcept;
+  bool is_windowed(std::int64_t layer) const noexcept { return window_of(layer) > 0; }
+  /// Keys that the last query of `length` tokens sees, of all layers together.
+  std::int64_t attended_keys(std::int64_t length) const noexcept;
   /// Width of all MLPs that one token passes in a layer.
   std::int64_t active_mlp_size(std::int64_t layer) const noexcept {
     return is_sparse(layer) ? num_active_experts * expert_size + shared_expert_size : intermediate_size;
@@ -64,12 +71,13 @@ struct ModelConfig {
   std::int64_t rotary_dim() const noexcept { return static_cast<std::int64_t>(static_cast<double>(head_dim) * partial_rotary_factor); }
   /// Matmul weights of one token's forward pass, embeddings excluded, LM head included; of experts the active ones (spec 8.10).
   std::int64_t num_active_parameters() const;
-  /// Forward + backward FLOPs per trained token at `seq_len`: 6 P + 12 L hidden seq (spec 8.10).
+  /// Forward + backward FLOPs per trained token at `seq_len`: 6 P + 12 L hidden seq (spec 8.10), a window in place of seq where it is
+  /// shorter.
   double flops_per_token(std::int64_t seq_len) const;
 };
 
 /// Reads <folder>/config.json. Error{kNotFound|kCorrupt|kNotImplemented} names the key and what was found: an unknown
-/// model_type, sliding windows in use, unknown rope types and quantised checkpoints are refused, never ignored.
+/// model_type, unknown types of layers, unknown rope types and quantised checkpoints are refused, never ignored.
 ModelConfig load_model_config(const std::filesystem::path& folder);
 /// config.json text for a model that init-model made.
 std::string to_config_json(const ModelConfig& config);

@@ -114,13 +114,47 @@ TEST_F(ModelConfigTest, Mistral) {
   EXPECT_EQ(load(edit(edit(kMistral, "\"head_dim\": 128,", ""), "\"hidden_size\": 5120", "\"hidden_size\": 4096")).head_dim, 128);
   const auto window = [](const std::string& value) { return edit(kMistral, "\"sliding_window\": null", "\"sliding_window\": " + value); };
   EXPECT_EQ(load(window("131072")).max_position, 131072) << "a window that all positions fit into";
-  expect_error(window("131071"), ErrorCode::kNotImplemented, "'sliding_window' is 131071");
+  EXPECT_EQ(load(window("131072")).window, 0) << "changes nothing";
+  EXPECT_EQ(load(window("131071")).window_of(0), 131071);
+  EXPECT_EQ(load(window("131071")).windowed_layers.size(), 40U);
   expect_error(window("0"), ErrorCode::kCorrupt, "sliding_window");
   // Without the key, transformers takes a window of 4096.
   const std::string silent = edit(kMistral, "\"sliding_window\": null,", "");
-  expect_error(silent, ErrorCode::kNotImplemented, "'sliding_window' is 4096 (what a missing one is)");
+  EXPECT_EQ(load(silent).window_of(39), 4096);
   EXPECT_EQ(load(edit(silent, "\"max_position_embeddings\": 131072", "\"max_position_embeddings\": 4096")).max_position, 4096);
-  expect_error(edit(kMistral, "\"use_cache\": true", R"("layer_types": ["sliding_attention"])"), ErrorCode::kNotImplemented, "layer_types");
+  expect_error(edit(kMistral, "\"use_cache\": true", R"("layer_types": ["sliding_attention"])"), ErrorCode::kCorrupt,
+               "wanted a type for each of the 40 layers, found 1");
+  const auto types = [&](const std::string& value) {
+    std::string all = "\"" + value + "\"";
+    for (int i = 1; i < 40; ++i) all += ", \"full_attention\"";
+    return edit(window("4096"), "\"use_cache\": true", "\"layer_types\": [" + all + "]");
+  };
+  expect_error(types("sliding_attention"), ErrorCode::kNotImplemented, "all of one type, sliding_attention here");
+  expect_error(types("chunked_attention"), ErrorCode::kNotImplemented, "'chunked_attention'");
+}
+
+TEST_F(ModelConfigTest, WindowsOfSomeLayers) {
+  const std::string used = edit(edit(kQwen3, "\"use_sliding_window\": false", "\"use_sliding_window\": true"), "\"sliding_window\": null",
+                                "\"sliding_window\": 512");
+  const ModelConfig named = load(edit(used, "\"max_window_layers\": 28", "\"max_window_layers\": 26"));
+  EXPECT_EQ(named.window, 512);
+  EXPECT_THAT(named.windowed_layers, ::testing::ElementsAre(26, 27));
+  EXPECT_EQ(named.window_of(25), 0);
+  EXPECT_EQ(named.attended_keys(1000), 26 * 1000 + 2 * 512);
+  EXPECT_EQ(named.attended_keys(100), 28 * 100);
+  EXPECT_EQ(load(used).window, 0) << "no layer is at or behind the 28th";
+  EXPECT_EQ(load(edit(kQwen3, "\"use_sliding_window\": false", "\"use_sliding_window\": true")).window, 0) << "the window is null";
+  std::string types = "\"sliding_attention\"";
+  for (int i = 1; i < 28; ++i) types += i % 2 == 1 ? ", \"full_attention\"" : ", \"sliding_attention\"";
+  const auto with_types = [&](const std::string& config) {
+    return edit(config, "\"max_window_layers\": 28", "\"layer_types\": [" + types + "]");
+  };
+  EXPECT_EQ(load(with_types(used)).windowed_layers.size(), 14U);
+  expect_error(with_types(kQwen3), ErrorCode::kCorrupt, "no window is in use (keys 'use_sliding_window', 'sliding_window')");
+  // What init-model writes is read back.
+  EXPECT_EQ(load(to_config_json(named)).windowed_layers, named.windowed_layers);
+  const ModelConfig mistral = load(edit(kMistral, "\"sliding_window\": null", "\"sliding_window\": 4096"));
+  EXPECT_EQ(load(to_config_json(mistral)).windowed_layers, mistral.windowed_layers);
 }
 
 // SmolLM3-3B's config.json, its lists left to the keys' defaults. Tied embeddings are one of these.
@@ -161,10 +195,11 @@ TEST_F(ModelConfigTest, SmolLm3) {
   expect_error(edit(kSmolLM3, "\"no_rope_layer_interval\": 4", "\"no_rope_layer_interval\": 0"), ErrorCode::kCorrupt,
                "no_rope_layer_interval");
   expect_error(edit(kSmolLM3, "\"mlp_bias\": false", "\"mlp_bias\": true"), ErrorCode::kNotImplemented, "mlp_bias");
-  expect_error(edit(kSmolLM3, "\"use_sliding_window\": false", "\"use_sliding_window\": true"), ErrorCode::kNotImplemented,
-               "use_sliding_window");
-  expect_error(edit(kSmolLM3, "\"max_window_layers\": 28", R"("layer_types": ["sliding_attention"])"), ErrorCode::kNotImplemented,
-               "layer_types");
+  const std::string used = edit(edit(kSmolLM3, "\"use_sliding_window\": false", "\"use_sliding_window\": true"), "\"sliding_window\": null",
+                                "\"sliding_window\": 512");
+  EXPECT_EQ(load(used).windowed_layers, load(used).unrotated_layers);
+  EXPECT_EQ(load(used).window, 512);
+  expect_error(edit(kSmolLM3, "\"max_window_layers\": 28", R"("layer_types": ["sliding_attention"])"), ErrorCode::kCorrupt, "layer_types");
 }
 
 // The published config.json of Qwen3-30B-A3B.
@@ -327,9 +362,8 @@ TEST_F(ModelConfigTest, RefusesWhatItCannotCompute) {
   expect_error(edit(kSmolLM2, "LlamaForCausalLM", "LlamaForSequenceClassification"), ErrorCode::kNotImplemented, "architectures");
   expect_error(edit(kSmolLM2, "\"hidden_act\": \"silu\"", "\"hidden_act\": \"gelu\""), ErrorCode::kNotImplemented, "hidden_act");
   expect_error(edit(kSmolLM2, "\"mlp_bias\": false", "\"mlp_bias\": true"), ErrorCode::kNotImplemented, "mlp_bias");
-  expect_error(edit(kQwen3, "\"use_sliding_window\": false", "\"use_sliding_window\": true"), ErrorCode::kNotImplemented, "sliding");
-  expect_error(edit(kQwen3, "\"max_window_layers\": 28", R"("layer_types": ["full_attention", "sliding_attention"])"),
-               ErrorCode::kNotImplemented, "sliding");
+  expect_error(edit(kQwen3, "\"max_window_layers\": 28", R"("layer_types": ["full_attention", "sliding_attention"])"), ErrorCode::kCorrupt,
+               "layer_types");
   expect_error(edit(kQwen3, "\"max_window_layers\": 28", R"("quantization_config": {"quant_method": "fp8"})"), ErrorCode::kNotImplemented,
                "quantization_config");
 }

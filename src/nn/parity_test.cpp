@@ -147,7 +147,7 @@ TEST_P(ParityTest, Bf16StaysWithinItsNoise) {
 INSTANTIATE_TEST_SUITE_P(Models, ParityTest,
                          ::testing::Values("llama_tied", "llama_rope3_sharded", "llama_bias", "qwen2_tied", "qwen2_untied", "qwen3_tied",
                                            "qwen3_untied_sharded", "qwen3_moe", "qwen3_moe_raw", "glm4_moe", "glm4_moe_plain", "mistral",
-                                           "smollm3"),
+                                           "mistral_window", "qwen2_window", "qwen3_window", "smollm3"),
                          [](const auto& test) { return test.param; });
 
 }  // namespace

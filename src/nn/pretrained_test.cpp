@@ -135,7 +135,7 @@ TEST_P(PretrainedTest, ChecksumSeesEveryTensor) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, PretrainedTest,
-                         ::testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "mistral", "smollm3"),
+                         ::testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "mistral", "smollm3", "qwen3_window"),
                          [](const auto& test) { return test.param; });
 
 TEST(Pretrained, SavingKeepsTheConfigAndTheTokenizer) {

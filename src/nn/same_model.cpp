@@ -33,6 +33,9 @@ void check_same_model(const ModelConfig& wanted, const ModelConfig& found, const
   check("head_dim", wanted.head_dim, found.head_dim);
   check("rope_theta", wanted.rope_theta, found.rope_theta);
   check("partial_rotary_factor", wanted.partial_rotary_factor, found.partial_rotary_factor);
+  if (wanted.window != found.window || wanted.windowed_layers != found.windowed_layers)
+    fail(ErrorCode::kInvalidArgument, "{} is of another model: it has windows of {} keys in layers [{}], this one of {} in [{}]",
+         where.string(), found.window, fmt::join(found.windowed_layers, ", "), wanted.window, fmt::join(wanted.windowed_layers, ", "));
   if (wanted.unrotated_layers != found.unrotated_layers)
     fail(ErrorCode::kInvalidArgument, "{} is of another model: of its layers [{}] have no rotary positions, of this one's [{}]",
          where.string(), fmt::join(found.unrotated_layers, ", "), fmt::join(wanted.unrotated_layers, ", "));

@@ -90,10 +90,13 @@ inline std::string to_string(const ActivationCheckpointing& c) {
 /// Sizes of a model for tests. The vocabulary of a wide one passes ops::kVocabChunk and no width of it is a power of two; the widths of
 /// an even one are those that a GPU's fused kernels like.
 enum class ModelSize { kSmall, kWide, kEven };
+/// "mistral_window" and its like: with windows of so few keys that most tests' sequences are longer.
 inline InitModelOptions small_options(const std::string& family, ModelSize size = ModelSize::kSmall) {
-  const bool is_wide = size == ModelSize::kWide;
+  constexpr std::string_view kWindow = "_window";
+  const bool is_wide = size == ModelSize::kWide, has_window = family.ends_with(kWindow);
   InitModelOptions o;
-  o.family = family;
+  o.family = has_window ? family.substr(0, family.size() - kWindow.size()) : family;
+  o.sliding_window = has_window ? 6 : 0;
   if (size == ModelSize::kEven) {
     o.vocab_size = 512;
     o.hidden_size = 256;

@@ -31,6 +31,7 @@ nn::InitModelOptions sizes_of(const config::InitModelConfig& config) {
   options.num_active_experts = config.num_experts_per_tok;
   options.expert_size = config.moe_intermediate_size;
   options.max_position = config.max_position_embeddings;
+  options.sliding_window = config.sliding_window.value_or(0);
   options.rope_theta = config.rope_theta;
   options.rms_norm_eps = config.rms_norm_eps;
   options.tie_word_embeddings = config.tie_word_embeddings;

@@ -87,11 +87,12 @@ double training_flops(const nn::ModelConfig& model, const wire::MicroBatch& row,
   }
   const double head = static_cast<double>(model.vocab_size * model.hidden_size);
   const double body = static_cast<double>(model.num_active_parameters()) - head;
-  double pairs = 0;  // of tokens within a sequence, as if attention were not causal
-  for (const std::int32_t length : row.sequence_lengths) pairs += static_cast<double>(length) * length;
+  double pairs = 0;  // of tokens within a sequence, of all layers, as if attention were not causal
+  for (const std::int32_t length : row.sequence_lengths)
+    pairs += static_cast<double>(length) * static_cast<double>(model.attended_keys(length));
   return (6 * body - 2 * unneeded + 6 * of_adapter) * static_cast<double>(row.input_ids.size()) +
          head_factor * head * static_cast<double>(std::ranges::count_if(targets, [](std::int32_t target) { return target >= 0; })) +
-         12 * static_cast<double>(model.num_layers * model.hidden_size) * pairs;
+         12 * static_cast<double>(model.hidden_size) * pairs;
 }
 
 std::vector<std::size_t> balanced_order(const nn::ModelConfig& model, std::span<const wire::MicroBatch> rows) {

@@ -200,6 +200,9 @@ INSTANTIATE_TEST_SUITE_P(Models, CudaDecoderTest,
                                            Case{"qwen3", DType::kBF16, ModelSize::kWide}, Case{"qwen3", DType::kBF16, ModelSize::kEven},
                                            Case{"llama", DType::kBF16, ModelSize::kEven}, Case{"qwen2", DType::kBF16, ModelSize::kEven},
                                            Case{"smollm3", DType::kBF16, ModelSize::kSmall},
+                                           Case{"mistral_window", DType::kBF16, ModelSize::kEven},
+                                           Case{"qwen3_window", DType::kBF16, ModelSize::kEven},
+                                           Case{"qwen2_window", DType::kF32, ModelSize::kSmall},
                                            Case{"smollm3", DType::kBF16, ModelSize::kEven}));
 
 }  // namespace

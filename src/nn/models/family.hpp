@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "nn/model_config.hpp"
 #include "nn/models/config_reader.hpp"
@@ -31,8 +32,21 @@ std::span<const Family* const> families() noexcept;
 /// Error{kNotImplemented} that lists the known ones.
 const Family& find_family(std::string_view model_type, std::string_view subject);
 
-/// Refuses sliding windows that are switched on.
-void refuse_sliding_window(const ConfigReader& reader, bool window_in_use);
+/// What a family's config.json says of sliding windows.
+struct WindowKeys {
+  std::int64_t without = 0;          ///< the window where there is no key `sliding_window`; 0: none, as with null
+  bool is_switched = true;           ///< there is one with `use_sliding_window` alone
+  bool are_layers_named = true;      ///< `layer_types` says which layers have it
+  std::vector<std::int64_t> layers;  ///< those that have it where `layer_types` says nothing
+};
+/// Layers [first, num_layers).
+std::vector<std::int64_t> layers_from(std::int64_t first, std::int64_t num_layers);
+/// Sets window and windowed_layers; a window that holds all positions is none. Error{kCorrupt|kNotImplemented} names the key.
+void read_window(const ConfigReader& reader, const WindowKeys& keys, ModelConfig& config);
+/// That of Qwen 2 and 3: layers from `max_window_layers` on have it.
+void read_qwen_window(const ConfigReader& reader, ModelConfig& config);
+/// Adds the keys that read_window() reads.
+void describe_window(const ModelConfig& config, bool is_switched, boost::json::object& object);
 
 extern const Family kLlamaFamily;
 extern const Family kMistralFamily;

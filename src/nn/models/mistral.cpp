@@ -1,29 +1,17 @@
-#include "base/error.hpp"
 #include "nn/models/family.hpp"
 
-// Mistral 7B, Mistral NeMo, Ministral 8B: Llama's layers without biases.
+// Mistral 7B, Mistral NeMo, Ministral 8B: Llama's layers without biases. Mistral 7B v0.1 has sliding windows in all of them.
 namespace prl::nn {
 namespace {
 
-/// A window that all positions fit into changes nothing.
-void refuse_short_window(const ConfigReader& reader, const ModelConfig& config) {
-  // Null is no window; where the key is missing, transformers takes this one.
-  constexpr std::int64_t kDefaultWindow = 4096;
-  const std::int64_t without = reader.names("sliding_window") ? config.max_position : kDefaultWindow;
-  const std::int64_t window = reader.integer("sliding_window", without, 1, std::int64_t{1} << 31);
-  if (window < config.max_position)
-    fail(ErrorCode::kNotImplemented,
-         "{}: key 'sliding_window' is {}{}, fewer than the {} positions of 'max_position_embeddings'; this build has full attention only",
-         reader.subject(), window, reader.has("sliding_window") ? "" : " (what a missing one is)", config.max_position);
-}
-
 void configure_mistral(const ConfigReader& reader, ModelConfig& config) {
   config.head_dim = reader.integer("head_dim", config.hidden_size / config.num_heads, 2, 1024);
-  refuse_short_window(reader, config);
-  refuse_sliding_window(reader, /*window_in_use=*/false);
+  // Null is no window; where the key is missing, transformers takes 4096.
+  read_window(reader, {.without = 4096, .is_switched = false, .are_layers_named = false, .layers = layers_from(0, config.num_layers)},
+              config);
 }
 
-void describe_mistral(const ModelConfig&, boost::json::object& object) { object["sliding_window"] = nullptr; }
+void describe_mistral(const ModelConfig& config, boost::json::object& object) { describe_window(config, /*is_switched=*/false, object); }
 
 }  // namespace
 

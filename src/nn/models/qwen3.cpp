@@ -9,12 +9,12 @@ void configure_qwen3(const ConfigReader& reader, ModelConfig& config) {
   config.attention_bias = reader.boolean("attention_bias", false);
   config.attention_out_bias = config.attention_bias;
   config.qk_norm = true;
-  refuse_sliding_window(reader, reader.boolean("use_sliding_window", false));
+  read_qwen_window(reader, config);
 }
 
 void describe_qwen3(const ModelConfig& config, boost::json::object& object) {
   object["attention_bias"] = config.attention_bias;
-  object["use_sliding_window"] = false;
+  describe_window(config, /*is_switched=*/true, object);
 }
 
 }  // namespace

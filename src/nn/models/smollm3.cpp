@@ -26,7 +26,7 @@ std::vector<std::int64_t> read_unrotated_layers(const ConfigReader& reader, std:
 void configure_smollm3(const ConfigReader& reader, ModelConfig& config) {
   kLlamaFamily.configure(reader, config);
   config.unrotated_layers = read_unrotated_layers(reader, config.num_layers);
-  refuse_sliding_window(reader, reader.boolean("use_sliding_window", false));
+  read_window(reader, {.layers = config.unrotated_layers}, config);
 }
 
 void describe_smollm3(const ModelConfig& config, boost::json::object& object) {
@@ -36,7 +36,7 @@ void describe_smollm3(const ModelConfig& config, boost::json::object& object) {
   object["no_rope_layers"] = std::move(marks);
   // Overwritten where there are some; without the keys transformers takes ids of SmolLM 3's own vocabulary.
   for (const char* id : {"bos_token_id", "eos_token_id", "pad_token_id"}) object[id] = nullptr;
-  object["use_sliding_window"] = false;
+  describe_window(config, /*is_switched=*/true, object);
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ struct Unit {
   std::int32_t first;  ///< query within the sequence's new tokens
   std::int32_t count;
   std::int32_t first_chunk, chunks;  ///< of keys, from the first that its queries see to that of the last query
-  std::int64_t state;   ///< chunks of earlier units: where its split states start
+  std::int64_t state;                ///< chunks of earlier units: where its split states start
 };
 
 /// Chunks of keys that queries at `position`, ..., `position + count - 1` see.
@@ -138,8 +138,8 @@ std::int64_t count_units(std::size_t sequences, int group, const Count& queries)
 
 /// Fills units, the ones with most keys first so that threads end together, and returns the number of key chunks of all.
 template <typename Count, typename Context>
-std::int64_t fill_units(Unit* units, std::int64_t num_units, std::size_t sequences, int group, const Count& queries,
-                        const Context& context, std::int64_t window) {
+std::int64_t fill_units(Unit* units, std::int64_t num_units, std::size_t sequences, int group, const Count& queries, const Context& context,
+                        std::int64_t window) {
   std::int64_t at = num_units, chunks = 0;
   const std::int64_t step = tokens_per_unit(group);
   for (std::size_t s = 0; s < sequences; ++s)

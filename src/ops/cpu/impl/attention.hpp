@@ -341,8 +341,9 @@ void attention_t(const AttentionTask& t) {
         const float before = t.row_max[r];
         const std::int64_t hidden = first_key(r / t.group) - k0;
         const bool has_keys = valid > 0 && hidden < kTile;
-        const float tile_max = has_keys ? scale_scores(scores + i * kTile, hidden > 0 ? static_cast<int>(hidden) : 0, static_cast<int>(valid), t.scale)
-                                        : before;
+        const float tile_max =
+            has_keys ? scale_scores(scores + i * kTile, hidden > 0 ? static_cast<int>(hidden) : 0, static_cast<int>(valid), t.scale)
+                     : before;
         if (tile_max > before) t.row_max[r] = tile_max;
         rescale[i] = before == t.row_max[r] ? 0.0f : before - t.row_max[r];  // also where nothing has been seen so far
         if (!has_keys)  // a row that ends before this tile, or begins after it: nothing is added to it

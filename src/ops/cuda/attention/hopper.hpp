@@ -48,7 +48,7 @@ struct ForwardParams {
   float scale_log2;
   std::int32_t window;  ///< keys that a query sees at most
   __nv_bfloat16* out;   ///< [T][Hq][D]
-  float* lse;          ///< [T][Hq] or nullptr
+  float* lse;           ///< [T][Hq] or nullptr
   const std::int32_t* block_table;
   std::int32_t block_size, box_rows;
   float* state_out;    ///< [state][group of heads][state_rows][D]
