@@ -100,12 +100,12 @@ QueryTile query_tile(char* memory, int head_dim) {
   return {memory, memory + left, memory + 2 * left, memory + 2 * left + right_bytes(head_dim, kTile)};
 }
 
-/// Row i of scores s becomes probabilities, of dp their gradient; columns outside [first, end) become 0.
-void softmax_rows(float* s, float* dp, int first, int end, float scale, float lse, float delta) {
+/// Row i of scores s becomes probabilities, of dp their gradient; columns of keys that are not seen become 0.
+void softmax_rows(float* s, float* dp, SeenKeys seen, float scale, float lse, float delta) {
   const Vec vscale = set1(scale), vlse = set1(lse), vdelta = set1(delta);
   for (int j = 0; j < kTile; j += Vec::kLanes) {
-    const Vec seen = avx512::select_first(end - j, exp(avx512::load(s + j) * vscale - vlse), zero());
-    const Vec e = avx512::select_first(first - j, zero(), seen);
+    const Vec until_end = avx512::select_first(seen.end - j, exp(avx512::load(s + j) * vscale - vlse), zero());
+    const Vec e = avx512::select_first(seen.first - j, zero(), until_end);
     avx512::store(s + j, e);
     avx512::store(dp + j, e * (avx512::load(dp + j) - vdelta) * vscale);
   }
@@ -186,10 +186,8 @@ void attention_backward(const AttentionBackwardTask& t) {
         multiply({tile.dout_left, v_scores, D, kTile, ds, kTile, false}, edge);
         for (int i = 0; i < kTile; ++i) {
           const bool exists = q0 + i < L;
-          const int valid = exists ? static_cast<int>(smaller(q0 + i - k0 + 1, keys)) : 0;
-          const std::int64_t hidden = t.window == 0 ? 0 : q0 + i - t.window + 1 - k0;
-          const int first = hidden > 0 ? static_cast<int>(smaller(hidden, kTile)) : 0;
-          softmax_rows(p + i * kTile, ds + i * kTile, first, valid, t.scale, exists ? t.lse[(q0 + i) * t.lse_stride + g] : 0.0f,
+          const SeenKeys seen = exists ? seen_keys(q0 + i, k0, keys, t.window) : SeenKeys{};
+          softmax_rows(p + i * kTile, ds + i * kTile, seen, t.scale, exists ? t.lse[(q0 + i) * t.lse_stride + g] : 0.0f,
                        exists ? delta[g * padded + q0 + i] : 0.0f);
         }
         pack_left(p_T, p, DType::kF32, kTile, kTile, kTile, true);

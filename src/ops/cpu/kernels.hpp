@@ -51,6 +51,16 @@ struct GemmKernels {
 inline std::int64_t num_slivers(std::int64_t rows, int row_tile) { return (rows + row_tile - 1) / row_tile; }
 inline std::int64_t sliver_begin(std::int64_t sliver, std::int64_t rows, std::int64_t count) { return sliver * rows / count; }
 
+/// Of the `count` keys from position `begin` on, those [first, end) that the query at `position` sees (VarlenAttention::window); none if
+/// end <= first.
+struct SeenKeys {
+  int first, end;
+};
+inline SeenKeys seen_keys(std::int64_t position, std::int64_t begin, int count, std::int64_t window) {
+  const std::int64_t first = window == 0 ? 0 : position - window + 1 - begin, end = position + 1 - begin;
+  return {static_cast<int>(first < 0 ? 0 : first < count ? first : count), static_cast<int>(end < count ? end : count)};
+}
+
 /// Keys and values of one sequence and one kv head, dense or paged. A paged block holds k as [D][block_size], so that keys lie
 /// side by side in vectors, and v as [block_size][D].
 struct KeySource {

@@ -243,14 +243,14 @@ struct Direct {
 
 constexpr int kTileVecs = kTile / Vec::kLanes;
 
-/// Scales one row of raw scores, bans all keys but [first, end), and returns the maximum.
-inline float scale_scores(float* scores, int first, int end, float scale) {
+/// Scales one row of raw scores, bans all keys but those that are seen, and returns the maximum.
+inline float scale_scores(float* scores, SeenKeys seen, float scale) {
   Vec top = set1(-__builtin_inff());
 #pragma GCC unroll 16
   for (int j = 0; j < kTileVecs; ++j) {
     Vec s = load(scores + j * Vec::kLanes) * set1(scale);
-    if (end < kTile) s = select_first(end - j * Vec::kLanes, s, set1(-__builtin_inff()));
-    if (first > 0) s = select_first(first - j * Vec::kLanes, set1(-__builtin_inff()), s);
+    if (seen.end < kTile) s = select_first(seen.end - j * Vec::kLanes, s, set1(-__builtin_inff()));
+    if (seen.first > 0) s = select_first(seen.first - j * Vec::kLanes, set1(-__builtin_inff()), s);
     store(scores + j * Vec::kLanes, s);
     top = max(top, s);
   }
@@ -337,16 +337,12 @@ void attention_t(const AttentionTask& t) {
       // One pass over all rows per step: the long latencies of a row's reductions overlap with the next rows' work.
       float rescale[kRowTile + Vec::kLanes] = {};
       for (int i = 0; i < height; ++i) {
-        const std::int64_t r = begin + i, valid = smaller(t.first_position + r / t.group - k0 + 1, count);
-        const float before = t.row_max[r];
-        const std::int64_t hidden = first_key(r / t.group) - k0;
-        const bool has_keys = valid > 0 && hidden < kTile;
-        const float tile_max =
-            has_keys ? scale_scores(scores + i * kTile, hidden > 0 ? static_cast<int>(hidden) : 0, static_cast<int>(valid), t.scale)
-                     : before;
+        const std::int64_t r = begin + i;
+        const SeenKeys seen = seen_keys(t.first_position + r / t.group, k0, count, t.window);
+        const float before = t.row_max[r], tile_max = seen.first < seen.end ? scale_scores(scores + i * kTile, seen, t.scale) : before;
         if (tile_max > before) t.row_max[r] = tile_max;
         rescale[i] = before == t.row_max[r] ? 0.0f : before - t.row_max[r];  // also where nothing has been seen so far
-        if (!has_keys)  // a row that ends before this tile, or begins after it: nothing is added to it
+        if (seen.first >= seen.end)  // a row that ends before this tile, or begins after it: nothing is added to it
           for (int j = 0; j < kTile; j += Vec::kLanes) store(scores + i * kTile + j, set1(-__builtin_inff()));
       }
       for (int i = 0; i < height; i += Vec::kLanes) store(rescale + i, exp(load(rescale + i)));

@@ -127,14 +127,12 @@ void attention_backward_t(const AttentionBackwardTask& t) {
         tile_product<1, kTile>(queries, {q_T, k_T, D * kColTile, p, kTile, D, key_width, false});
         tile_product<1, kTile>(queries, {dout_T, v_T, D * kColTile, ds, kTile, D, key_width, false});
         for (int i = 0; i < queries; ++i) {
-          const int valid = static_cast<int>(smaller(q0 + i - k0 + 1, keys));
-          const std::int64_t hidden = t.window == 0 ? 0 : q0 + i - t.window + 1 - k0;
-          const int first = hidden > 0 ? static_cast<int>(smaller(hidden, kTile)) : 0;
+          const SeenKeys seen = seen_keys(q0 + i, k0, keys, t.window);
           const Vec lse = set1(t.lse[(q0 + i) * t.lse_stride + g]), d = set1(delta[g * L + q0 + i]), scale = set1(t.scale);
           for (int j = 0; j < key_width; j += Vec::kLanes) {
             float* s = p + i * kTile + j;
             float* x = ds + i * kTile + j;
-            const Vec e = select_first(first - j, zero(), select_first(valid - j, exp(load(s) * scale - lse), zero()));
+            const Vec e = select_first(seen.first - j, zero(), select_first(seen.end - j, exp(load(s) * scale - lse), zero()));
             store(s, e);
             store(x, e * (load(x) - d) * scale);
           }
