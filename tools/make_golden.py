@@ -54,6 +54,8 @@ CASES = {
                                          layer_types=["sliding_attention", "full_attention"]), torch.bfloat16, None),
     # Its default of a padding token would take that row of the embedding out of the gradient.
     "smollm3": ("SmolLM3Config", dict(tie_word_embeddings=True, no_rope_layers=[0, 1], pad_token_id=None), torch.bfloat16, None),
+    "mixtral": ("MixtralConfig", dict(tie_word_embeddings=False, head_dim=32, intermediate_size=24, num_local_experts=8, num_experts_per_tok=2),
+                torch.bfloat16, None),
     "qwen3_untied_sharded": ("Qwen3Config", dict(tie_word_embeddings=False, head_dim=16, attention_bias=True), torch.bfloat16, "50KB"),
 }
 
@@ -78,8 +80,12 @@ def fill(model, generator):
             buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator))
 
 
-def as_stored(name, grad):
-    """Names and parts of a parameter in checkpoints, which hold experts one by one where transformers computes with one tensor of all."""
+# How checkpoints of a type call what others call by the names on the left.
+STORED_NAMES = {"mixtral": {".mlp.": ".block_sparse_moe.", ".gate_proj.": ".w1.", ".up_proj.": ".w3.", ".down_proj.": ".w2."}}
+
+
+def parts_of(name, grad):
+    """Checkpoints hold experts one by one where transformers computes with one tensor of all."""
     prefix, _, kind = name.rpartition(".experts.")
     if kind == "gate_up_proj":
         for expert, both in enumerate(grad):
@@ -91,6 +97,14 @@ def as_stored(name, grad):
             yield f"{prefix}.experts.{expert}.down_proj.weight", down
     else:
         yield name, grad
+
+
+def as_stored(name, grad, model_type):
+    """Names and parts of a parameter in checkpoints."""
+    for part_name, part in parts_of(name, grad):
+        for own, stored in STORED_NAMES.get(model_type, {}).items():
+            part_name = part_name.replace(own, stored)
+        yield part_name, part
 
 
 def make_case(name, out):
@@ -133,7 +147,7 @@ def make_case(name, out):
     tensors = dict(ids=ids.int(), cu_seqlens=torch.tensor(cu_seqlens, dtype=torch.int32), targets=targets.int(),
                    temperatures=temperatures, weights=weights, logits=logits, logp=logp, entropy=entropy, loss=loss.reshape(1))
     for parameter_name, parameter in model.named_parameters():
-        for stored_name, grad in as_stored(parameter_name, parameter.grad):
+        for stored_name, grad in as_stored(parameter_name, parameter.grad, config.model_type):
             tensors["grad." + stored_name] = grad
     save_file({key: value.detach().contiguous() for key, value in tensors.items()}, str(folder / "expected.safetensors"))
     (folder / "generation_config.json").unlink(missing_ok=True)

@@ -80,7 +80,9 @@ class SharedLayersTest : public ::testing::TestWithParam<Kind> {
     nn::AdapterConfig wanted;
     wanted.rank = static_cast<std::int64_t>(3 + 5 * (seed % 3));
     wanted.alpha = 16;
-    wanted.target_modules = {seed % 2 == 0 ? "q_proj" : "k_proj", "v_proj", "o_proj", "gate_proj", "down_proj"};
+    const bool is_numbered = config_.expert_names == nn::ExpertNames::kNumbered;
+    wanted.target_modules = {seed % 2 == 0 ? "q_proj" : "k_proj", "v_proj", "o_proj", is_numbered ? "w1" : "gate_proj",
+                             is_numbered ? "w2" : "down_proj"};
     ops::OpContext& ctx = sessions_[0]->context();
     nn::Parameters trained(ctx.runtime, config_, nn::make_adapter_table(config_, wanted));
     Rng rng(seed);
@@ -274,7 +276,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, SharedLayersTest,
                                            Kind{"qwen2", DType::kBF16, 4}, Kind{"qwen3_moe", DType::kF32, 2},
                                            Kind{"qwen3_moe", DType::kBF16, 4}, Kind{"glm4_moe", DType::kF32, 4},
                                            Kind{"glm4_moe", DType::kBF16, 2}, Kind{"smollm3", DType::kBF16, 2},
-                                           Kind{"mistral", DType::kBF16, 2, 10}),
+                                           Kind{"mistral", DType::kBF16, 2, 10}, Kind{"mixtral", DType::kBF16, 2}),
                          [](const auto& kind) {
                            return std::string(kind.param.family) + (kind.param.compute == DType::kBF16 ? "_bf16_" : "_f32_") +
                                   std::to_string(kind.param.num_devices);

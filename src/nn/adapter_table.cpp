@@ -16,6 +16,9 @@ namespace {
 /// Of mixtures of experts, which the usual lists of targets name beside those of dense models.
 constexpr std::array<std::string_view, 3> kExpertModules = {"experts", "fc1_latent_proj", "fc2_latent_proj"};
 
+/// Of MLPs, which the usual lists of targets name too. Where experts have numbers in place of these names, "experts" is all of them.
+constexpr std::array<std::string_view, 3> kMlpModules = {"gate_proj", "up_proj", "down_proj"};
+
 bool is_regex(std::string_view pattern) { return pattern.find_first_of("^$*+?()[]{}|\\") != std::string_view::npos; }
 
 std::regex compile(const std::string& pattern, const char* key) {
@@ -68,11 +71,12 @@ std::string kinds_of_modules(const TensorTable& model, bool adaptable_only) {
        adaptable_only ? " that takes an adapter" : "", kinds_of_modules(model, adaptable_only), "model.layers.0.self_attn.q_proj");
 }
 
-/// Every pattern matches something, but for those of experts in models without any.
+/// Every pattern matches something, but for those of experts in models without any, and `passed_over`.
 void check_all_match(const std::vector<ModulePattern>& patterns, const std::vector<std::string>& names, const char* key,
-                     const TensorTable& model, bool adaptable_only) {
+                     const TensorTable& model, bool adaptable_only, std::span<const std::string_view> passed_over = {}) {
   for (const ModulePattern& pattern : patterns) {
     if (std::ranges::find(kExpertModules, pattern.text()) != kExpertModules.end()) continue;
+    if (std::ranges::find(passed_over, pattern.text()) != passed_over.end()) continue;
     if (std::ranges::none_of(names, [&](const std::string& name) { return pattern.matches(name); }))
       fail_no_match(key, pattern.text(), model, adaptable_only);
   }
@@ -161,7 +165,10 @@ TensorTablePtr make_adapter_table(const ModelConfig& model, const AdapterConfig&
     all.push_back(module_of(spec.name));
     if (spec.is_matrix() && lora_b_of(spec.slot)) adaptable.push_back(module_of(spec.name));
   }
-  check_all_match(targets, adaptable, "target_modules", *of_model, true);
+  const bool names_all_experts =
+      model.expert_names == ExpertNames::kNumbered && std::ranges::find(config.target_modules, "experts") != config.target_modules.end();
+  check_all_match(targets, adaptable, "target_modules", *of_model, true,
+                  names_all_experts ? std::span<const std::string_view>(kMlpModules) : std::span<const std::string_view>());
   check_all_match(saved, all, "modules_to_save", *of_model, false);
   for (const auto& [key, pattern] : config.rank_pattern)
     if (pattern < 1 || pattern > ops::kMaxLoraRank)

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <fstream>
+#include <map>
 
 #include "base/error.hpp"
 #include "base/files.hpp"
@@ -32,6 +33,16 @@ AdapterConfig config_of(std::vector<std::string> targets, std::int64_t rank = 4)
   config.target_modules = std::move(targets);
   config.base_model = "base";
   return config;
+}
+/// The names that the modules of a family have.
+std::vector<std::string> targets_in(const std::string& family, const std::vector<std::string>& targets) {
+  const std::map<std::string, std::string> numbered{{"gate_proj", "w1"}, {"up_proj", "w3"}, {"down_proj", "w2"}};
+  std::vector<std::string> out;
+  for (const std::string& target : targets) {
+    const auto found = numbered.find(target);
+    out.push_back(family == "mixtral" && found != numbered.end() ? found->second : target);
+  }
+  return out;
 }
 const std::vector<std::string> kAll = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "experts"};
 
@@ -134,6 +145,14 @@ TEST(AdapterTable, PatternsChooseModules) {
   EXPECT_EQ(num_of_sparse(config_of({"experts"})), 3u * 6 * 3 * 2);
   EXPECT_EQ(num_of_sparse(config_of({"experts.4.up_proj"})), 3u * 2) << "one expert of each layer";
   EXPECT_EQ(num_of_sparse(config_of(kAll)), 3u * (4 + 6 * 3) * 2) << "the router takes none";
+  SmallModel numbered("mixtral", false, 2);
+  EXPECT_EQ(make_adapter_table(numbered.config, config_of(kAll))->tensors().size(), 3u * (4 + 6 * 3) * 2) << "'experts' is all of them";
+  EXPECT_EQ(make_adapter_table(numbered.config, config_of({"q_proj", "w2"}))->tensors().size(), 3u * (1 + 6) * 2);
+  EXPECT_THAT(error_of([&] {
+                make_adapter_table(numbered.config, config_of({"q_proj", "down_proj"}));
+              }),
+              HasSubstr("'down_proj' matches no module of this model that takes an adapter; there are: q_proj, k_proj, v_proj, o_proj, "
+                        "w1, w3, w2"));
   AdapterConfig dropped = config_of({"experts"});
   dropped.dropout = 0.1;
   EXPECT_THAT(error_of([&] { make_adapter_table(sparse.config, dropped); }), HasSubstr("whose adapters have no dropout"));
@@ -187,7 +206,7 @@ TEST_P(AdapterExactness, ServingEqualsTrainingBitForBit) {
   std::vector<std::unique_ptr<Adapted>> adapted;
   for (std::uint64_t k = 0; k < 16; ++k) {
     AdapterConfig config =
-        config_of(k % 3 == 0 ? kAll : std::vector<std::string>{"q_proj", "v_proj", "down_proj"}, 1 + static_cast<int>(k) * 3);
+        config_of(k % 3 == 0 ? kAll : targets_in(GetParam().family, {"q_proj", "v_proj", "down_proj"}), 1 + static_cast<int>(k) * 3);
     adapted.push_back(std::make_unique<Adapted>(model, GetParam().compute, config, k, GetParam().adapter));
   }
   std::vector<int> lengths;
@@ -221,10 +240,11 @@ INSTANTIATE_TEST_SUITE_P(Families, AdapterExactness,
                                            AdapterCase{"qwen2", DType::kBF16, DType::kF32}, AdapterCase{"qwen3", DType::kF32, {}},
                                            AdapterCase{"qwen3", DType::kBF16, {}}, AdapterCase{"qwen3_moe", DType::kF32, {}},
                                            AdapterCase{"qwen3_moe", DType::kBF16, {}}, AdapterCase{"glm4_moe", DType::kF32, {}},
-                                           AdapterCase{"glm4_moe", DType::kBF16, {}}, AdapterCase{"smollm3", DType::kBF16, {}}));
+                                           AdapterCase{"glm4_moe", DType::kBF16, {}}, AdapterCase{"smollm3", DType::kBF16, {}},
+                                           AdapterCase{"mixtral", DType::kBF16, {}}));
 
 class AdapterOfFamily : public ::testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(Families, AdapterOfFamily, ::testing::Values("qwen3", "qwen3_moe", "glm4_moe"));
+INSTANTIATE_TEST_SUITE_P(Families, AdapterOfFamily, ::testing::Values("qwen3", "qwen3_moe", "glm4_moe", "mixtral"));
 
 TEST(Adapter, StartsAsItsBase) {
   SmallModel model("qwen3", true, 2);
@@ -244,7 +264,7 @@ TEST_P(AdapterOfFamily, GradientsAreThoseOfFiniteDifferences) {
   config.dropout = model.config.num_experts > 0 ? 0.0 : 0.3;
   Adapted adapted(model, DType::kF32, config);
   // Tokens of which none is about to change its experts, where the loss has a step.
-  Packed packed = random_packed(model.config.vocab_size, {12, 7}, model.config.has_score_router ? 7 : 6);
+  Packed packed = random_packed(model.config.vocab_size, {12, 7}, model.config.has_score_router || GetParam() == "mixtral" ? 7 : 6);
   std::vector<float> dlogp(packed.ids.size());
   Rng rng(8);
   for (float& d : dlogp) d = static_cast<float>(rng.next_normal());
@@ -315,8 +335,11 @@ TEST_P(AdapterOfFamily, IsWrittenAndReadBackBitForBit) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     SmallModel model(GetParam(), true, 2);
     const bool has_experts = model.config.num_experts > 0;
-    AdapterConfig config = config_of({"q_proj", has_experts ? "layers.1.mlp.experts.2.down_proj" : "layers.1.mlp.down_proj"}, 8);
-    config.rank_pattern = {{"down_proj", 3}};
+    const std::string down = GetParam() == "mixtral" ? "layers.1.block_sparse_moe.experts.2.w2"
+                             : has_experts           ? "layers.1.mlp.experts.2.down_proj"
+                                                     : "layers.1.mlp.down_proj";
+    AdapterConfig config = config_of({"q_proj", down}, 8);
+    config.rank_pattern = {{targets_in(GetParam(), {"down_proj"})[0], 3}};
     config.alpha_pattern = {{"layers.0.self_attn.q_proj", 24.0}};
     config.rank_stabilized = true;
     Adapted adapted(model, dtype, config);
@@ -338,8 +361,7 @@ TEST_P(AdapterOfFamily, IsWrittenAndReadBackBitForBit) {
     from_image->adapter = load_peft_adapter(model.ctx(), model.config, {"tcp://node0:1/step_3", image}, dtype);
     EXPECT_EQ(checksum(*from_image).combined, checksum(*adapted.weights).combined);
     const AdapterConfig again = load_peft_config(folder.path());
-    EXPECT_THAT(again.target_modules,
-                ::testing::ElementsAre(has_experts ? "model.layers.1.mlp.experts.2.down_proj" : "model.layers.1.mlp.down_proj", "q_proj"));
+    EXPECT_THAT(again.target_modules, ::testing::ElementsAre("model." + down, "q_proj"));
     EXPECT_TRUE(again.rank_stabilized && again.rank == 8 && again.alpha == 16.0 && again.base_model == "base");
   }
 }

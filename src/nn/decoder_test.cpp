@@ -302,7 +302,7 @@ INSTANTIATE_TEST_SUITE_P(
                       ExactCase{"qwen2", DType::kBF16}, ExactCase{"qwen3", DType::kF32}, ExactCase{"qwen3", DType::kBF16},
                       ExactCase{"qwen3_moe", DType::kF32}, ExactCase{"qwen3_moe", DType::kBF16}, ExactCase{"glm4_moe", DType::kF32},
                       ExactCase{"glm4_moe", DType::kBF16}, ExactCase{"smollm3", DType::kF32}, ExactCase{"smollm3", DType::kBF16},
-                      ExactCase{"mistral_window", DType::kBF16}, ExactCase{"qwen3_window", DType::kF32},
+                      ExactCase{"mixtral", DType::kBF16}, ExactCase{"mistral_window", DType::kBF16}, ExactCase{"qwen3_window", DType::kF32},
                       ExactCase{"qwen3", DType::kF32, true}, ExactCase{"llama", DType::kBF16, true}),
     [](const auto& test) {
       return test.param.family + (test.param.is_wide ? "_wide" : "") + (test.param.compute == DType::kF32 ? "_f32" : "_bf16");
@@ -352,7 +352,7 @@ TEST_P(FamilyTest, GradientsAreThoseOfFiniteDifferences) {
   }
 }
 INSTANTIATE_TEST_SUITE_P(Families, FamilyTest,
-                         ::testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "smollm3", "qwen2_window"));
+                         ::testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "smollm3", "mixtral", "qwen2_window"));
 
 TEST(Decoder, RefusesBadBatches) {
   SmallModel model("llama");

@@ -113,8 +113,8 @@ ModelConfig gguf_model_config(const io::GgufFile& file) {
   const auto architecture = file.string("general.architecture");
   if (!architecture) fail(ErrorCode::kCorrupt, "{}: key 'general.architecture' is missing", path);
   const Family& family = find_family(*architecture, fmt::format("{}: general.architecture", path));
-  // Their files, where there are any, order rows and name keys in ways that are not known here. Mistral's say "llama".
-  if (&family == &kMistralFamily || &family == &kSmolLm3Family)
+  // The others' files, where there are any, order rows and name keys in ways that are not known here. Mistral's say "llama".
+  if (&family != &kLlamaFamily && &family != &kQwen2Family && &family != &kQwen3Family)
     fail(ErrorCode::kNotImplemented, "{}: key 'general.architecture' is '{}'; this build reads GGUF files of llama, qwen2 and qwen3", path,
          *architecture);
   const Keys keys(file, std::string(*architecture));

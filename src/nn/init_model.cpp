@@ -63,6 +63,7 @@ ModelConfig make_model_config(const InitModelOptions& o) {
                                  {"use_qk_norm", true},
                                  {"num_experts", o.num_experts},
                                  {"n_routed_experts", o.num_experts},
+                                 {"num_local_experts", o.num_experts},
                                  {"num_experts_per_tok", o.num_active_experts},
                                  {"moe_intermediate_size", o.expert_size},
                                  {"norm_topk_prob", true},

@@ -145,9 +145,11 @@ ModelConfig load_model_config(const fs::path& folder) {
   config.intermediate_size = reader.integer("intermediate_size", std::nullopt, 1, kMax);
   config.num_layers = reader.integer("num_hidden_layers", std::nullopt, 1, 4096);
   config.num_heads = reader.integer("num_attention_heads", std::nullopt, 1, 4096);
-  config.num_kv_heads = reader.integer("num_key_value_heads", config.num_heads, 1, 4096);
-  config.max_position = reader.integer("max_position_embeddings", 2048, 1, std::int64_t{1} << 31);
-  config.rms_norm_eps = static_cast<float>(reader.number("rms_norm_eps", 1e-6, 0.0, 1.0));
+  config.num_kv_heads =
+      reader.integer("num_key_value_heads",
+                     reader.names("num_key_value_heads") || family.num_kv_heads == 0 ? config.num_heads : family.num_kv_heads, 1, 4096);
+  config.max_position = reader.integer("max_position_embeddings", family.max_position, 1, std::int64_t{1} << 31);
+  config.rms_norm_eps = static_cast<float>(reader.number("rms_norm_eps", family.rms_norm_eps, 0.0, 1.0));
   config.tie_word_embeddings = reader.boolean("tie_word_embeddings", family.tie_word_embeddings);
   config.torch_dtype = reader.string("dtype", reader.string("torch_dtype", "bfloat16"));
   reader.require_string("hidden_act", "silu", "silu");

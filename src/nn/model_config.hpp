@@ -16,6 +16,10 @@ struct RopeScaling {
   std::int64_t original_max_position = 8192;
 };
 
+/// How files call the matrices of a layer's experts: "mlp.experts.0.gate_proj", up_proj and down_proj, or as Mixtral's do
+/// "block_sparse_moe.experts.0.w1", w3 and w2.
+enum class ExpertNames : std::uint8_t { kProjections, kNumbered };
+
 /// A decoder as Hugging Face's config.json describes it. Families differ in names and in these switches only.
 struct ModelConfig {
   std::string model_type;    ///< "llama", "mistral", "qwen3_moe", ...: that of a Family; SmolLM2 says "llama"
@@ -35,13 +39,14 @@ struct ModelConfig {
   bool attention_out_bias = false;
   bool mlp_bias = false;
   bool qk_norm = false;  ///< RMS norm per head on q and k (Qwen3)
-  // Layers whose MLP is a mixture of experts (Qwen3-MoE, GLM-4.5); 0 experts: there is none.
+  // Layers whose MLP is a mixture of experts (Qwen3-MoE, GLM-4.5, Mixtral); 0 experts: there is none.
   std::int64_t num_experts = 0;
   std::vector<std::int64_t> dense_layers;  ///< those that have one MLP all the same, ascending
   std::int64_t num_active_experts = 0;     ///< of a token
   std::int64_t expert_size = 0;            ///< width of an expert; intermediate_size is that of the dense layers
   std::int64_t shared_expert_size = 0;     ///< width of the MLP that every token of a sparse layer passes beside its experts; 0: none
-  bool norm_topk_prob = false;             ///< the active experts' probabilities are divided by their sum
+  ExpertNames expert_names = ExpertNames::kProjections;
+  bool norm_topk_prob = false;  ///< the active experts' probabilities are divided by their sum
   // Experts are chosen by sigmoids of their own and a bias (GLM-4.5, DeepSeek-V3) in place of one softmax over all.
   bool has_score_router = false;
   std::int64_t num_expert_groups = 1, num_active_groups = 1;  ///< a token's experts are of the groups that have the best

@@ -232,6 +232,39 @@ TEST_F(ModelConfigTest, MixturesOfExperts) {
   expect_error(edit(kQwen3Moe, "\"num_experts\": 128", "\"num_experts\": 2000"), ErrorCode::kCorrupt, "num_experts");
 }
 
+// The published config.json of Mixtral-8x7B-v0.1.
+constexpr const char* kMixtral = R"({
+  "architectures": ["MixtralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+  "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings": 32768, "model_type": "mixtral",
+  "num_attention_heads": 32, "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 8,
+  "output_router_logits": false, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.02, "sliding_window": null,
+  "tie_word_embeddings": false, "torch_dtype": "bfloat16", "transformers_version": "4.36.0.dev0", "use_cache": true, "vocab_size": 32000})";
+
+TEST_F(ModelConfigTest, Mixtral) {
+  const ModelConfig config = load(kMixtral);
+  EXPECT_EQ(config.num_parameters(), 46702792704) << "the published size of Mixtral 8x7B";
+  EXPECT_EQ(config.num_active_parameters(), 32LL * (4096 * 128 * (2 * 32 + 2 * 8) + 8 * 4096 + 2 * 3 * 4096 * 14336) + 32000LL * 4096);
+  EXPECT_TRUE(config.norm_topk_prob && !config.has_score_router && !config.qk_norm && !config.attention_bias);
+  EXPECT_TRUE(config.is_sparse(0) && config.is_sparse(31));
+  EXPECT_EQ(config.active_mlp_size(0), 2 * 14336);
+  const auto replaced = [&](const std::string& key, const std::string& from, const std::string& to) {
+    return edit(kMixtral, "\"" + key + "\": " + from, "\"" + key + "\": " + to);
+  };
+  // What a key that is not there means to transformers.
+  EXPECT_EQ(load(edit(kMixtral, "\"num_key_value_heads\": 8,", "")).num_kv_heads, 8);
+  EXPECT_EQ(load(replaced("num_key_value_heads", "8", "null")).num_kv_heads, 32);
+  EXPECT_EQ(load(edit(kMixtral, "\"rope_theta\": 1000000.0,", "")).rope_theta, 1000000.0);
+  EXPECT_EQ(load(edit(kMixtral, "\"rms_norm_eps\": 1e-05,", "")).rms_norm_eps, 1e-5f);
+  EXPECT_EQ(load(edit(kMixtral, "\"max_position_embeddings\": 32768,", "")).max_position, 131072);
+  EXPECT_EQ(load(edit(kMixtral, "\"num_local_experts\": 8,", "\"num_experts\": 4,")).num_experts, 4);
+  EXPECT_EQ(load(edit(kMixtral, ", \"sliding_window\": null", "")).max_position, 32768) << "a missing window is none";
+  EXPECT_EQ(load(replaced("sliding_window", "null", "32768")).max_position, 32768);
+  expect_error(replaced("sliding_window", "null", "4096"), ErrorCode::kNotImplemented, "'sliding_window' is 4096, fewer than the 32768");
+  expect_error(replaced("attention_dropout", "0.0", "0.1"), ErrorCode::kNotImplemented, "'attention_dropout' is 0.1");
+  expect_error(replaced("use_cache", "true", "true, \"router_jitter_noise\": 0.01"), ErrorCode::kNotImplemented, "router_jitter_noise");
+  expect_error(replaced("num_experts_per_tok", "2", "9"), ErrorCode::kCorrupt, "more than the 8 of 'num_local_experts'");
+}
+
 // The published config.json of GLM-4.5-Air.
 constexpr const char* kGlm4Moe = R"({
   "architectures": ["Glm4MoeForCausalLM"], "attention_bias": true, "attention_dropout": 0.0, "pad_token_id": 151329,
@@ -412,6 +445,8 @@ TEST_F(ModelConfigTest, WhatInitModelWritesReadsBack) {
     EXPECT_EQ(read.rope_theta, 12345.5);
     EXPECT_EQ(read.rms_norm_eps, made.rms_norm_eps);
     EXPECT_EQ(read.rope_scaling.original_max_position, 512);
+    EXPECT_EQ(read.num_experts, made.num_experts);
+    EXPECT_EQ(read.expert_size, made.expert_size);
     EXPECT_THAT(read.eos_ids, ElementsAre(5));
   }
   InitModelOptions odd;

@@ -135,12 +135,14 @@ TEST_P(PretrainedTest, ChecksumSeesEveryTensor) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, PretrainedTest,
-                         ::testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "mistral", "smollm3", "qwen3_window"),
+                         ::testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "mistral", "smollm3", "mixtral", "qwen3_window"),
                          [](const auto& test) { return test.param; });
 
-TEST(Pretrained, SavingKeepsTheConfigAndTheTokenizer) {
+class GoldenModelTest : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(GoldenModelTest, SavingKeepsEveryByteOfTensorsConfigAndTokenizer) {
   const prl::testing::TempFolder temporary;
-  const fs::path source = golden_models() / "qwen2_tied";
+  const fs::path source = golden_models() / GetParam();
   Parameters parameters(make_cpu_runtime(), load_model_config(source));
   load_parameters(parameters, source);
   fs::create_directories(temporary.path() / "tokenizer");
@@ -154,10 +156,13 @@ TEST(Pretrained, SavingKeepsTheConfigAndTheTokenizer) {
   EXPECT_EQ(saved.metadata().at("format"), "pt");
   ASSERT_EQ(saved.entries().size(), original.entries().size());
   for (const io::SafetensorsEntry& entry : original.entries()) {
+    EXPECT_EQ(saved.at(entry.name).shape, entry.shape) << entry.name;
     const auto a = original.bytes(entry), b = saved.bytes(saved.at(entry.name));
     EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size()), 0) << entry.name;
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Models, GoldenModelTest, ::testing::Values("qwen2_tied", "mixtral"), [](const auto& test) { return test.param; });
 
 TEST(Pretrained, AChatTemplateReplacesTheFoldersOwnWhereverReadersLookForIt) {
   SmallModel model("llama");

@@ -48,7 +48,7 @@ enum Place { kBefore, kInLayer, kInExpert, kAfter };
 constexpr bool kReplicated = false, kShared = true;
 
 /// What a slot is in every family. Names in layers follow "model.layers.N." and "blk.N.", those in experts
-/// "model.layers.N.mlp.experts.E.".
+/// "model.layers.N.mlp.experts.E."; for other names see numbered_name().
 struct Row {
   Slot slot;
   Block block;
@@ -100,6 +100,17 @@ static_assert(kNumBlockKinds == static_cast<std::size_t>(Block::kDownLoraB) + 1)
 
 constexpr const Row& row_of(Slot slot) { return kRowsOfTable[static_cast<std::size_t>(slot)]; }
 
+/// Of ExpertNames::kNumbered, behind "block_sparse_moe." and the expert; nullptr for tensors outside of them.
+const char* numbered_name(Slot slot) {
+  switch (slot) {
+    case S::kRouter: return "gate.weight";
+    case S::kExpertGate: return "w1.weight";
+    case S::kExpertUp: return "w3.weight";
+    case S::kExpertDown: return "w2.weight";
+    default: return nullptr;
+  }
+}
+
 /// Elements that a block of `num_elements` takes in the array of masters.
 std::int64_t aligned_elements(std::int64_t num_elements) {
   constexpr std::int64_t kAlignedElements = 16;  // 64 bytes
@@ -110,8 +121,11 @@ Shape with_rows(const Shape& shape, std::int64_t num_rows) { return shape.num_di
 
 }  // namespace
 
-std::string checkpoint_name(Slot slot, std::int64_t layer, std::int64_t expert) {
+std::string checkpoint_name(Slot slot, std::int64_t layer, std::int64_t expert, ExpertNames names) {
   const Row& row = row_of(slot);
+  if (const char* numbered = names == ExpertNames::kNumbered ? numbered_name(slot) : nullptr; numbered != nullptr)
+    return row.place == kInExpert ? fmt::format("model.layers.{}.block_sparse_moe.experts.{}.{}", layer, expert, numbered)
+                                  : fmt::format("model.layers.{}.block_sparse_moe.{}", layer, numbered);
   if (row.place == kInExpert) return fmt::format("model.layers.{}.mlp.experts.{}.{}", layer, expert, row.name);
   return row.place == kInLayer ? fmt::format("model.layers.{}.{}", layer, row.name) : row.name;
 }
@@ -163,7 +177,7 @@ TensorTablePtr make_tensor_table(const ModelConfig& config, Shard shard) {
   const auto add = [&](Place place, std::int64_t layer, std::int64_t expert = -1) {
     for (const Row& row : kRowsOfTable) {
       if (row.place != place || !row.exists(config, layer)) continue;
-      TensorSpec spec{.name = checkpoint_name(row.slot, layer, expert),
+      TensorSpec spec{.name = checkpoint_name(row.slot, layer, expert, config.expert_names),
                       .slot = row.slot,
                       .layer = layer,
                       .expert = expert,
@@ -201,7 +215,8 @@ void check_shards(const ModelConfig& config, int size) {
   check("hidden_size", config.hidden_size, kWidth);
   const bool has_dense = config.num_experts == 0 || !config.dense_layers.empty();
   if (has_dense) check("intermediate_size", config.intermediate_size, kWidth);
-  if (config.num_experts > 0) check("moe_intermediate_size", config.expert_size, kWidth);
+  if (config.num_experts > 0)
+    check(config.expert_names == ExpertNames::kNumbered ? "intermediate_size" : "moe_intermediate_size", config.expert_size, kWidth);
 }
 
 ModelConfig config_of_shard(const ModelConfig& config, int size) {

@@ -203,7 +203,7 @@ ParameterCounts count_parameters(const ModelConfig& config);
 
 /// Name of a tensor in Hugging Face checkpoints, and in GGUF files ("blk.3.attn_q.weight"), which hold the experts' as one: gguf_name() is
 /// not for them.
-std::string checkpoint_name(Slot slot, std::int64_t layer = -1, std::int64_t expert = -1);
+std::string checkpoint_name(Slot slot, std::int64_t layer = -1, std::int64_t expert = -1, ExpertNames names = ExpertNames::kProjections);
 std::string gguf_name(Slot slot, std::int64_t layer = -1);
 
 }  // namespace prl::nn

@@ -85,7 +85,7 @@ TEST(TensorTable, MastersLieInOneArrayVectorsFirst) {
 }
 
 TEST(TensorTable, IsCountedWithoutBeingMade) {
-  for (const char* family : {"llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "mistral", "smollm3"})
+  for (const char* family : {"llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "mistral", "smollm3", "mixtral"})
     for (const bool tied : {true, false}) {
       const ModelConfig config = config_of(family, tied);
       const TensorTablePtr table = make_tensor_table(config);
@@ -111,6 +111,31 @@ TEST(TensorTable, ExpertsFollowTheirLayersOtherTensors) {
                                  "mlp.experts.1.down_proj.weight"));
   EXPECT_FALSE(table->has(Block::kGateUp, 0)) << "the layer has no MLP of its own";
   EXPECT_EQ(table->blocks()[table->find(Block::kGateUp, 0, 1)].num_tensors, 2u);
+}
+
+TEST(TensorTable, ExpertsMayHaveMixtralsNames) {
+  using ::testing::ElementsAre;
+  InitModelOptions options = small_options("mixtral");
+  options.num_layers = 1;
+  options.num_experts = 2;
+  ModelConfig config = make_model_config(options);
+  const TensorTablePtr table = make_tensor_table(config);
+  std::vector<std::string> names;
+  for (const TensorSpec& spec : table->tensors())
+    if (spec.name.find(".block_sparse_moe.") != std::string::npos)
+      names.push_back(spec.name.substr(32) + " " + spec.shape.to_string());
+    else
+      EXPECT_EQ(spec.name.find("mlp"), std::string::npos) << spec.name;
+  EXPECT_THAT(names, ElementsAre("gate.weight [2, 64]", "experts.0.w1.weight [80, 64]", "experts.0.w3.weight [80, 64]",
+                                 "experts.0.w2.weight [64, 80]", "experts.1.w1.weight [80, 64]", "experts.1.w3.weight [80, 64]",
+                                 "experts.1.w2.weight [64, 80]"));
+  config.expert_size = 24;
+  try {
+    check_shards(config, 2);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr(" intermediate_size = 24 is no multiple of 16"));
+  }
 }
 
 TEST(TensorTable, LayersMayDiffer) {

@@ -19,6 +19,7 @@ nn::InitModelOptions sizes_of(const config::InitModelConfig& config) {
     case config::ModelFamily::kLlama: options.family = "llama"; break;
     case config::ModelFamily::kMistral: options.family = "mistral"; break;
     case config::ModelFamily::kSmolLm3: options.family = "smollm3"; break;
+    case config::ModelFamily::kMixtral: options.family = "mixtral"; break;
   }
   options.vocab_size = config.vocab_size;
   options.hidden_size = config.hidden_size;

@@ -2,6 +2,7 @@
 
 #include <boost/json.hpp>
 #include <cstdint>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <string_view>
@@ -25,6 +26,9 @@ struct Family {
   double partial_rotary_factor = 1.0;  ///< 1: whole heads, whatever it names
   double rope_theta = 10000.0;
   bool tie_word_embeddings = false;
+  double rms_norm_eps = 1e-6;
+  std::int64_t max_position = 2048;
+  std::int64_t num_kv_heads = 0;  ///< 0: as many as heads, which null always means
 };
 
 /// All families of this build.
@@ -48,6 +52,9 @@ void read_qwen_window(const ConfigReader& reader, ModelConfig& config);
 /// Adds the keys that read_window() reads.
 void describe_window(const ModelConfig& config, bool is_switched, boost::json::object& object);
 
+/// Refuses dropout, and other noise of training, that one of the keys asks for.
+void refuse_dropout(const ConfigReader& reader, std::initializer_list<const char*> keys);
+
 extern const Family kLlamaFamily;
 extern const Family kMistralFamily;
 extern const Family kSmolLm3Family;
@@ -55,5 +62,6 @@ extern const Family kQwen2Family;
 extern const Family kQwen3Family;
 extern const Family kQwen3MoeFamily;
 extern const Family kGlm4MoeFamily;
+extern const Family kMixtralFamily;
 
 }  // namespace prl::nn

@@ -33,9 +33,7 @@ void configure_glm4_moe(const ConfigReader& reader, ModelConfig& config) {
   config.head_dim = reader.integer("head_dim", config.hidden_size / config.num_heads, 2, 1024);
   config.attention_bias = reader.boolean("attention_bias", false);
   config.qk_norm = reader.boolean("use_qk_norm", false);
-  if (const double dropout = reader.number("attention_dropout", 0.0, 0.0, 1.0); dropout != 0.0)
-    fail(ErrorCode::kNotImplemented, "{}: key 'attention_dropout' is {}; this build has attention without dropout only", reader.subject(),
-         dropout);
+  refuse_dropout(reader, {"attention_dropout"});
   config.has_score_router = true;
   read_experts(reader, config);
   config.dense_layers.resize(static_cast<std::size_t>(reader.integer("first_k_dense_replace", 1, 0, 4096)));

@@ -6,8 +6,8 @@
 
 namespace prl::nn {
 namespace {
-const std::array<const Family*, 7> kFamilies{&kLlamaFamily,   &kQwen2Family,   &kQwen3Family,  &kQwen3MoeFamily,
-                                             &kGlm4MoeFamily, &kMistralFamily, &kSmolLm3Family};
+const std::array<const Family*, 8> kFamilies{&kLlamaFamily,   &kQwen2Family,   &kQwen3Family,   &kQwen3MoeFamily,
+                                             &kGlm4MoeFamily, &kMistralFamily, &kSmolLm3Family, &kMixtralFamily};
 }  // namespace
 
 std::span<const Family* const> families() noexcept { return kFamilies; }
@@ -18,6 +18,13 @@ const Family& find_family(std::string_view model_type, std::string_view subject)
   std::string known;
   for (const Family* family : kFamilies) known += fmt::format("{}{}", known.empty() ? "" : ", ", family->model_type);
   fail(ErrorCode::kNotImplemented, "{}: key 'model_type' is '{}'; this build knows {}", subject, model_type, known);
+}
+
+void refuse_dropout(const ConfigReader& reader, std::initializer_list<const char*> keys) {
+  for (const char* key : keys)
+    if (const double found = reader.number(key, 0.0, 0.0, 1.0); found != 0.0)
+      fail(ErrorCode::kNotImplemented, "{}: key '{}' is {}; this build trains without dropout and noise: 0 is wanted", reader.subject(),
+           key, found);
 }
 
 }  // namespace prl::nn

@@ -1,0 +1,43 @@
+#include "base/error.hpp"
+#include "nn/models/family.hpp"
+#include "ops/experts.hpp"
+
+// Mixtral 8x7B and 8x22B: Mistral's attention, and in every layer a router with experts in place of the MLP.
+namespace prl::nn {
+namespace {
+
+void configure_mixtral(const ConfigReader& reader, ModelConfig& config) {
+  config.head_dim = reader.integer("head_dim", config.hidden_size / config.num_heads, 2, 1024);
+  read_window(reader, {.is_switched = false, .are_layers_named = false, .layers = layers_from(0, config.num_layers)}, config);
+  refuse_dropout(reader, {"attention_dropout", "router_jitter_noise"});
+  config.num_experts = reader.integer("num_local_experts", reader.integer("num_experts", 8, 1, ops::kMaxExperts), 1, ops::kMaxExperts);
+  config.num_active_experts = reader.integer("num_experts_per_tok", 2, 1, ops::kMaxActiveExperts);
+  if (config.num_active_experts > config.num_experts)
+    fail(ErrorCode::kCorrupt, "{}: key 'num_experts_per_tok' is {}, more than the {} of 'num_local_experts'", reader.subject(),
+         config.num_active_experts, config.num_experts);
+  config.expert_size = config.intermediate_size;
+  config.expert_names = ExpertNames::kNumbered;
+  config.norm_topk_prob = true;
+}
+
+void describe_mixtral(const ModelConfig& config, boost::json::object& object) {
+  object["num_experts_per_tok"] = config.num_active_experts;
+  object["num_local_experts"] = config.num_experts;
+  object["output_router_logits"] = false;
+  object["router_aux_loss_coef"] = 0.001;
+  object["router_jitter_noise"] = 0.0;
+  describe_window(config, /*is_switched=*/false, object);
+}
+
+}  // namespace
+
+const Family kMixtralFamily{.model_type = "mixtral",
+                            .architecture = "MixtralForCausalLM",
+                            .configure = configure_mixtral,
+                            .describe = describe_mixtral,
+                            .rope_theta = 1000000.0,
+                            .rms_norm_eps = 1e-5,
+                            .max_position = 131072,
+                            .num_kv_heads = 8};
+
+}  // namespace prl::nn
