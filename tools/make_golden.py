@@ -24,6 +24,8 @@ COMMON = dict(vocab_size=80, hidden_size=48, intermediate_size=64, num_hidden_la
               num_key_value_heads=1, max_position_embeddings=256, rms_norm_eps=1e-6, bos_token_id=1, eos_token_id=2)
 LLAMA3_ROPE = dict(rope_type="llama3", rope_theta=5000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                    original_max_position_embeddings=64)
+LONG_ROPE = dict(rope_type="longrope", rope_theta=10000.0, partial_rotary_factor=0.5, short_factor=[1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 1.8, 2.2],
+                 long_factor=[1.1, 1.4, 2.0, 3.5, 6.0, 11.0, 19.0, 30.0])
 
 # name: (config class, keys beyond COMMON, stored dtype, shard size or None)
 CASES = {
@@ -56,6 +58,15 @@ CASES = {
     "smollm3": ("SmolLM3Config", dict(tie_word_embeddings=True, no_rope_layers=[0, 1], pad_token_id=None), torch.bfloat16, None),
     "mixtral": ("MixtralConfig", dict(tie_word_embeddings=False, head_dim=32, intermediate_size=24, num_local_experts=8, num_experts_per_tok=2),
                 torch.bfloat16, None),
+    "olmo2": ("Olmo2Config", dict(tie_word_embeddings=False, pad_token_id=None, num_attention_heads=6, num_key_value_heads=2, head_dim=16,
+                                  rope_parameters=dict(rope_type="default", rope_theta=5e5)), torch.bfloat16, None),
+    "olmo2_bias": ("Olmo2Config", dict(tie_word_embeddings=True, pad_token_id=None, attention_bias=True), torch.float32, None),
+    "phi3": ("Phi3Config", dict(tie_word_embeddings=False, pad_token_id=None), torch.bfloat16, None),
+    # All sequences are longer than the original length, or none is: a run here has one of the two lists of factors.
+    "phi3_long": ("Phi3Config", dict(tie_word_embeddings=True, pad_token_id=None, hidden_size=96, rope_parameters=LONG_ROPE | dict(factor=2.0),
+                                     original_max_position_embeddings=4), torch.float32, None),
+    "phi3_short": ("Phi3Config", dict(tie_word_embeddings=False, pad_token_id=None, hidden_size=96, rope_parameters=LONG_ROPE | dict(factor=4.0),
+                                      original_max_position_embeddings=256), torch.float32, None),
     "qwen3_untied_sharded": ("Qwen3Config", dict(tie_word_embeddings=False, head_dim=16, attention_bias=True), torch.bfloat16, "50KB"),
 }
 

@@ -183,8 +183,8 @@ void norm_backward(ops::OpContext& ctx, Tape& tape, const NormParameter& p, cons
 
 }  // namespace
 
-Var rms_norm(Frame& frame, const Var& x_TH, const NormParameter& p) {
-  const Var y = frame.variable(frame.take(x_TH.value.shape, x_TH.value.dtype));
+Var rms_norm(Frame& frame, const Var& x_TH, const NormParameter& p, TensorView out) {
+  const Var y = frame.variable(output(frame, out, x_TH.value.shape, x_TH.value.dtype));
   frame.run([ctx = &frame.ctx, y = y.value, x = x_TH.value, p] { ops::rms_norm(*ctx, y, x, p.weight, p.eps); });
   if (frame.tape != nullptr) {
     frame.tape->record([tape = frame.tape, ctx = &frame.ctx, x_TH, y, p] {
@@ -192,6 +192,31 @@ Var rms_norm(Frame& frame, const Var& x_TH, const NormParameter& p) {
       if (dy.data == nullptr || x_TH.id < 0) return;
       const Tape::Target dx = tape->target(x_TH);
       norm_backward(*ctx, *tape, p, dx, dy, x_TH.value);
+    });
+  }
+  return y;
+}
+
+Var norm_projections(Frame& frame, const Var& qkv_TE, const NormParameter& q, const NormParameter& k) {
+  const ConstTensorView x = qkv_TE.value;
+  const std::int64_t Q = q.weight.shape.num_elements(), K = k.weight.shape.num_elements();
+  PRL_CHECK(x.shape.num_cols() == Q + 2 * K, "projections of {} columns for norms of {} and {}", x.shape.num_cols(), Q, K);
+  const bool in_place = frame.tape == nullptr;
+  const Var y = in_place ? qkv_TE : frame.variable(frame.take(x.shape, x.dtype));
+  frame.run([ctx = &frame.ctx, x, y = y.value, q, k, Q, K, in_place] {
+    ops::rms_norm(*ctx, y.columns(0, Q), x.columns(0, Q), q.weight, q.eps);
+    ops::rms_norm(*ctx, y.columns(Q, K), x.columns(Q, K), k.weight, k.eps);
+    if (!in_place) ops::cast(*ctx, y.columns(Q + K, K), x.columns(Q + K, K));
+  });
+  if (frame.tape != nullptr) {
+    frame.tape->record([tape = frame.tape, ctx = &frame.ctx, qkv_TE, x, y, q, k, Q, K] {
+      const TensorView dy = tape->grad(y);
+      if (dy.data == nullptr || qkv_TE.id < 0) return;
+      const Tape::Target dx = tape->target(qkv_TE);
+      PRL_CHECK(!dx.accumulate, "projections that are normed have one reader");
+      norm_backward(*ctx, *tape, q, {dx.view.columns(0, Q), false}, dy.columns(0, Q), x.columns(0, Q));
+      norm_backward(*ctx, *tape, k, {dx.view.columns(Q, K), false}, dy.columns(Q, K), x.columns(Q, K));
+      ops::cast(*ctx, dx.view.columns(Q + K, K), dy.columns(Q + K, K));
     });
   }
   return y;
@@ -220,9 +245,9 @@ NormedSum add_rms_norm(Frame& frame, const Var& delta_TH, const Var& residual_TH
   return {y, sum};
 }
 
-Var add(Frame& frame, const Var& a, const Var& b, TensorView out) {
+Var add(Frame& frame, const Var& a, const Var& b, TensorView out, bool is_block_output) {
   const Var y = frame.variable(output(frame, out, a.value.shape, a.value.dtype));
-  if (!frame.is_recompute) ops::add(frame.ctx, y.value, a.value, b.value);
+  if (!(is_block_output && frame.is_recompute)) ops::add(frame.ctx, y.value, a.value, b.value);
   if (frame.tape != nullptr) {
     frame.tape->record([tape = frame.tape, ctx = &frame.ctx, a, b, y] {
       const TensorView dy = tape->grad(y);

@@ -45,7 +45,10 @@ Var embedding(Frame& frame, ConstTensorView table_VH, TensorView dtable_VH, cons
 /// x W^T + b, and what adapters add. When a block is recomputed, `is_block_output` skips the product: nothing reads it.
 Var linear(Frame& frame, const Var& x_TK, const LinearParameter& p, TensorView out = {}, bool is_block_output = false);
 
-Var rms_norm(Frame& frame, const Var& x_TH, const NormParameter& p);
+Var rms_norm(Frame& frame, const Var& x_TH, const NormParameter& p, TensorView out = {});
+/// Projections qkv [T, Q + 2K] with rms_norm of the columns of q, all heads at once, and of those of k. Without a tape in place. `qkv_TE`
+/// is read by the backward pass, and has no other reader.
+Var norm_projections(Frame& frame, const Var& qkv_TE, const NormParameter& q, const NormParameter& k);
 /// Where the gradient of a norm's weight is written: `p.dweight`, or scratch memory.
 TensorView norm_weight_target(Tape& tape, const NormParameter& p);
 
@@ -56,8 +59,8 @@ struct NormedSum {
 };
 NormedSum add_rms_norm(Frame& frame, const Var& delta_TH, const Var& residual_TH, const NormParameter& p, TensorView sum_out = {});
 
-/// a + b; both inputs alias the gradient.
-Var add(Frame& frame, const Var& a, const Var& b, TensorView out = {});
+/// a + b; both inputs alias the gradient. `is_block_output` as in linear().
+Var add(Frame& frame, const Var& a, const Var& b, TensorView out = {}, bool is_block_output = true);
 
 /// silu(gate) * up of [T, 2F].
 Var swiglu(Frame& frame, const Var& gate_up_T2F);

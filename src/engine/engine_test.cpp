@@ -343,8 +343,8 @@ TEST_P(Exactness, AnUpdateShowsInVersionsProofAndCache) {
 
 INSTANTIATE_TEST_SUITE_P(Models, Exactness,
                          ::testing::Values(Kind{"llama", DType::kF32}, Kind{"llama", DType::kBF16}, Kind{"qwen3", DType::kF32},
-                                           Kind{"qwen3", DType::kBF16}, Kind{"smollm3", DType::kBF16}, Kind{"mistral", DType::kBF16, 10},
-                                           Kind{"qwen3", DType::kF32, 10}),
+                                           Kind{"qwen3", DType::kBF16}, Kind{"smollm3", DType::kBF16}, Kind{"olmo2", DType::kBF16},
+                                           Kind{"phi3", DType::kBF16}, Kind{"mistral", DType::kBF16, 10}, Kind{"qwen3", DType::kF32, 10}),
                          [](const auto& kind) {
                            return std::string(kind.param.family) + (kind.param.compute == DType::kF32 ? "F32" : "BF16") +
                                   (kind.param.window > 0 ? "Window" : "");

@@ -13,20 +13,25 @@ namespace {
 /// or of the experts that a token is sent to, S of those that are shared.
 struct PerToken {
   std::int64_t H, Q, K, S, F;
-  std::int64_t norm, attn_proj, heads, mlp;  ///< what the parts of a layer hold
-  std::int64_t kept;                         ///< what no part may drop, in values: sums, attention output, log-sum-exp, routing
-  std::int64_t of_experts = 0;               ///< what the backward pass through a mixture of experts takes and gives back
+  std::int64_t norm, attn_proj, heads;  ///< what the parts of a layer hold
+  std::int64_t outputs;                 ///< of attention and MLP, where norms read them
+  std::int64_t mlp;
+  std::int64_t kept;            ///< what no part may drop, in values: sums, attention output, log-sum-exp, routing
+  std::int64_t of_experts = 0;  ///< what the backward pass through a mixture of experts takes and gives back
   PerToken(const ModelConfig& c, DType compute, bool is_sparse)
       : H(c.hidden_size),
         Q(c.num_heads * c.head_dim),
         K(c.num_kv_heads * c.head_dim),
         S(is_sparse ? c.shared_expert_size : 0),
         F(is_sparse ? c.num_active_experts * c.expert_size : c.intermediate_size),
-        norm(2 * H),
+        norm(c.norms_outputs ? 0 : 2 * H),
         attn_proj(Q + 2 * K),
-        heads(c.qk_norm ? Q + K : 0),
+        heads(c.qk_norm_is_whole ? Q + 2 * K
+              : c.qk_norm        ? Q + K
+                                 : 0),
+        outputs(c.norms_outputs ? 2 * H : 0),
         mlp(is_sparse ? 2 * F + 3 * S : 3 * F),
-        kept(2 * H + Q + (c.num_heads + (is_sparse ? routing(c) : 0)) * 4 / static_cast<std::int64_t>(size_of(compute))) {
+        kept(2 * H + outputs + Q + (c.num_heads + (is_sparse ? routing(c) : 0)) * 4 / static_cast<std::int64_t>(size_of(compute))) {
     if (is_sparse)
       of_experts = 3 * F + 3 * S + c.num_active_experts * H + c.num_experts +
                    2 * c.num_active_experts * 4 / static_cast<std::int64_t>(size_of(compute));
@@ -39,9 +44,9 @@ struct PerToken {
            (parts.mlp ? mlp : 0);
   }
   /// Gradients that live at once while a layer's rules run: of all but the sums, which hand one gradient through. That of the heads is
-  /// gone before that of the first norm comes.
+  /// gone before that of the first norm comes, unless it is one that norms outputs.
   std::int64_t gradients() const {
-    const std::int64_t of_attention = std::max(H, heads) + attn_proj + Q;
+    const std::int64_t of_attention = (outputs > 0 ? H + heads : std::max(H, heads)) + attn_proj + Q;
     return H + (of_experts > 0 ? std::max(of_experts, 3 * S + of_attention) : mlp + of_attention);
   }
 };

@@ -36,11 +36,18 @@ AdapterConfig config_of(std::vector<std::string> targets, std::int64_t rank = 4)
 }
 /// The names that the modules of a family have.
 std::vector<std::string> targets_in(const std::string& family, const std::vector<std::string>& targets) {
-  const std::map<std::string, std::string> numbered{{"gate_proj", "w1"}, {"up_proj", "w3"}, {"down_proj", "w2"}};
+  using Names = std::map<std::string, std::string>;
+  const Names numbered{{"gate_proj", "w1"}, {"up_proj", "w3"}, {"down_proj", "w2"}}, fused{{"q_proj", "qkv_proj"},
+                                                                                           {"k_proj", "qkv_proj"},
+                                                                                           {"v_proj", "qkv_proj"},
+                                                                                           {"gate_proj", "gate_up_proj"},
+                                                                                           {"up_proj", "gate_up_proj"}};
+  const Names names = family == "mixtral" ? numbered : family == "phi3" ? fused : Names{};
   std::vector<std::string> out;
   for (const std::string& target : targets) {
-    const auto found = numbered.find(target);
-    out.push_back(family == "mixtral" && found != numbered.end() ? found->second : target);
+    const auto found = names.find(target);
+    const std::string& name = found != names.end() ? found->second : target;
+    if (std::ranges::find(out, name) == out.end()) out.push_back(name);
   }
   return out;
 }
@@ -153,6 +160,15 @@ TEST(AdapterTable, PatternsChooseModules) {
               }),
               HasSubstr("'down_proj' matches no module of this model that takes an adapter; there are: q_proj, k_proj, v_proj, o_proj, "
                         "w1, w3, w2"));
+  // Of fused projections the fused ones take adapters, under the names that PEFT gives them; their parts are no modules.
+  SmallModel fused("phi3", false, 2);
+  const TensorTablePtr of_fused = make_adapter_table(fused.config, config_of({"qkv_proj", "gate_up_proj"}));
+  EXPECT_EQ(of_fused->tensors()[0].name, "model.layers.0.self_attn.qkv_proj.lora_A.weight");
+  EXPECT_EQ(of_fused->blocks()[of_fused->find(Block::kFusedQkvLoraB, 2)].shape, (Shape{256, 4}));
+  EXPECT_EQ(of_fused->blocks()[of_fused->find(Block::kFusedGateUpLoraB, 2)].shape, (Shape{160, 4}));
+  EXPECT_THAT(
+      error_of([&] { make_adapter_table(fused.config, config_of(kAll)); }),
+      HasSubstr("'q_proj' matches no module of this model that takes an adapter; there are: qkv_proj, o_proj, gate_up_proj, down_proj"));
   AdapterConfig dropped = config_of({"experts"});
   dropped.dropout = 0.1;
   EXPECT_THAT(error_of([&] { make_adapter_table(sparse.config, dropped); }), HasSubstr("whose adapters have no dropout"));
@@ -206,7 +222,8 @@ TEST_P(AdapterExactness, ServingEqualsTrainingBitForBit) {
   std::vector<std::unique_ptr<Adapted>> adapted;
   for (std::uint64_t k = 0; k < 16; ++k) {
     AdapterConfig config =
-        config_of(k % 3 == 0 ? kAll : targets_in(GetParam().family, {"q_proj", "v_proj", "down_proj"}), 1 + static_cast<int>(k) * 3);
+        config_of(targets_in(GetParam().family, k % 3 == 0 ? kAll : std::vector<std::string>{"q_proj", "v_proj", "down_proj"}),
+                  1 + static_cast<int>(k) * 3);
     adapted.push_back(std::make_unique<Adapted>(model, GetParam().compute, config, k, GetParam().adapter));
   }
   std::vector<int> lengths;
@@ -241,10 +258,11 @@ INSTANTIATE_TEST_SUITE_P(Families, AdapterExactness,
                                            AdapterCase{"qwen3", DType::kBF16, {}}, AdapterCase{"qwen3_moe", DType::kF32, {}},
                                            AdapterCase{"qwen3_moe", DType::kBF16, {}}, AdapterCase{"glm4_moe", DType::kF32, {}},
                                            AdapterCase{"glm4_moe", DType::kBF16, {}}, AdapterCase{"smollm3", DType::kBF16, {}},
-                                           AdapterCase{"mixtral", DType::kBF16, {}}));
+                                           AdapterCase{"mixtral", DType::kBF16, {}}, AdapterCase{"olmo2", DType::kBF16, {}},
+                                           AdapterCase{"phi3", DType::kF32, {}}, AdapterCase{"phi3", DType::kBF16, {}}));
 
 class AdapterOfFamily : public ::testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(Families, AdapterOfFamily, ::testing::Values("qwen3", "qwen3_moe", "glm4_moe", "mixtral"));
+INSTANTIATE_TEST_SUITE_P(Families, AdapterOfFamily, ::testing::Values("qwen3", "qwen3_moe", "glm4_moe", "mixtral", "olmo2", "phi3"));
 
 TEST(Adapter, StartsAsItsBase) {
   SmallModel model("qwen3", true, 2);
@@ -259,7 +277,7 @@ TEST(Adapter, StartsAsItsBase) {
 
 TEST_P(AdapterOfFamily, GradientsAreThoseOfFiniteDifferences) {
   SmallModel model(GetParam(), false, 2);
-  AdapterConfig config = config_of(kAll);
+  AdapterConfig config = config_of(targets_in(GetParam(), kAll));
   config.modules_to_save = {"lm_head", "post_attention_layernorm"};
   config.dropout = model.config.num_experts > 0 ? 0.0 : 0.3;
   Adapted adapted(model, DType::kF32, config);
@@ -338,9 +356,10 @@ TEST_P(AdapterOfFamily, IsWrittenAndReadBackBitForBit) {
     const std::string down = GetParam() == "mixtral" ? "layers.1.block_sparse_moe.experts.2.w2"
                              : has_experts           ? "layers.1.mlp.experts.2.down_proj"
                                                      : "layers.1.mlp.down_proj";
-    AdapterConfig config = config_of({"q_proj", down}, 8);
+    const std::string query = targets_in(GetParam(), {"q_proj"})[0];
+    AdapterConfig config = config_of({query, down}, 8);
     config.rank_pattern = {{targets_in(GetParam(), {"down_proj"})[0], 3}};
-    config.alpha_pattern = {{"layers.0.self_attn.q_proj", 24.0}};
+    config.alpha_pattern = {{"layers.0.self_attn." + query, 24.0}};
     config.rank_stabilized = true;
     Adapted adapted(model, dtype, config);
     const prl::testing::TempFolder folder;
@@ -361,14 +380,14 @@ TEST_P(AdapterOfFamily, IsWrittenAndReadBackBitForBit) {
     from_image->adapter = load_peft_adapter(model.ctx(), model.config, {"tcp://node0:1/step_3", image}, dtype);
     EXPECT_EQ(checksum(*from_image).combined, checksum(*adapted.weights).combined);
     const AdapterConfig again = load_peft_config(folder.path());
-    EXPECT_THAT(again.target_modules, ::testing::ElementsAre("model." + down, "q_proj"));
+    EXPECT_THAT(again.target_modules, ::testing::ElementsAre("model." + down, query));
     EXPECT_TRUE(again.rank_stabilized && again.rank == 8 && again.alpha == 16.0 && again.base_model == "base");
   }
 }
 
 TEST_P(AdapterOfFamily, MergingGivesTheAdaptersModel) {
   SmallModel model(GetParam(), false, 2);
-  AdapterConfig config = config_of(kAll);
+  AdapterConfig config = config_of(targets_in(GetParam(), kAll));
   config.modules_to_save = {"lm_head"};
   Adapted adapted(model, DType::kF32, config);
   for (NamedParameter& p : adapted.trained.named())

@@ -302,8 +302,10 @@ INSTANTIATE_TEST_SUITE_P(
                       ExactCase{"qwen2", DType::kBF16}, ExactCase{"qwen3", DType::kF32}, ExactCase{"qwen3", DType::kBF16},
                       ExactCase{"qwen3_moe", DType::kF32}, ExactCase{"qwen3_moe", DType::kBF16}, ExactCase{"glm4_moe", DType::kF32},
                       ExactCase{"glm4_moe", DType::kBF16}, ExactCase{"smollm3", DType::kF32}, ExactCase{"smollm3", DType::kBF16},
-                      ExactCase{"mixtral", DType::kBF16}, ExactCase{"mistral_window", DType::kBF16}, ExactCase{"qwen3_window", DType::kF32},
-                      ExactCase{"qwen3", DType::kF32, true}, ExactCase{"llama", DType::kBF16, true}),
+                      ExactCase{"mixtral", DType::kBF16}, ExactCase{"olmo2", DType::kF32}, ExactCase{"olmo2", DType::kBF16},
+                      ExactCase{"phi3", DType::kBF16}, ExactCase{"olmo2", DType::kBF16, true}, ExactCase{"qwen3", DType::kF32, true},
+                      ExactCase{"llama", DType::kBF16, true}, ExactCase{"mistral_window", DType::kBF16},
+                      ExactCase{"qwen3_window", DType::kF32}),
     [](const auto& test) {
       return test.param.family + (test.param.is_wide ? "_wide" : "") + (test.param.compute == DType::kF32 ? "_f32" : "_bf16");
     });
@@ -352,7 +354,7 @@ TEST_P(FamilyTest, GradientsAreThoseOfFiniteDifferences) {
   }
 }
 INSTANTIATE_TEST_SUITE_P(Families, FamilyTest,
-                         ::testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "smollm3", "mixtral", "qwen2_window"));
+                         ::testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "smollm3", "mixtral", "olmo2", "phi3", "qwen2_window"));
 
 TEST(Decoder, RefusesBadBatches) {
   SmallModel model("llama");
@@ -473,7 +475,7 @@ TEST(Decoder, PartsThatAreMadeAgainTakeNoMemory) {
 }
 
 TEST(Decoder, ActivationsTakeWhatIsForetold) {
-  for (const char* family : {"qwen3", "llama"}) {
+  for (const char* family : {"qwen3", "llama", "olmo2", "phi3"}) {
     SmallModel model(family);
     const Packed packed = packed_for_sizes(model);
     std::vector<ActivationCheckpointing> all = all_checkpointings();

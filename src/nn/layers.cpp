@@ -16,6 +16,11 @@ using autograd::Var;
 
 TensorView view_or_none(const Tensor& tensor) { return tensor.defined() ? tensor.view() : TensorView{}; }
 
+/// The matrix that is multiplied with after the last one of a layer.
+const ops::LinearWeight& after_layer(const Weights& weights, std::int64_t layer) {
+  return layer + 1 == weights.config.num_layers ? weights.lm_head() : weights.matrix(Block::kQkv, layer + 1);
+}
+
 /// Frames for the parts of a layer: each drops what its part need not keep.
 struct PartFrames {
   Frame norm, attn_proj, heads, mlp;
@@ -38,6 +43,15 @@ Projected norm_stream(Frame& frame, const Stream& in, const NormParameter& norm,
   return {x.normed, x.sum};
 }
 
+/// W x, through the gate that `has_gate` says.
+Var project(Frame& frame, const Var& x, const LinearParameter& w, bool has_gate) {
+  if (!has_gate) return autograd::linear(frame, x, w);
+  ops::LinearFusion fusion;
+  fusion.swiglu = true;
+  const Var value = autograd::fused_linear(frame, x, w, fusion);
+  return value.is_defined() ? value : autograd::swiglu(frame, autograd::linear(frame, x, w));
+}
+
 /// W norm(stream).
 Projected project_normed(Frame& norm_frame, Frame& frame, const Stream& in, const NormParameter& norm, const LinearParameter& w,
                          bool has_gate, TensorView sum_out) {
@@ -47,15 +61,9 @@ Projected project_normed(Frame& norm_frame, Frame& frame, const Stream& in, cons
   if (!in.delta_TH.is_defined()) {
     fusion.norm_K = norm.weight;
     if (const Var value = autograd::fused_linear(frame, in.residual_TH, w, fusion); value.is_defined()) return {value, in.residual_TH};
-    fusion.norm_K = {};
   }
   const Projected normed = norm_stream(norm_frame, in, norm, sum_out);
-  Projected out{{}, normed.sum};
-  if (has_gate) out.value = autograd::fused_linear(frame, normed.value, w, fusion);
-  if (out.value.is_defined()) return out;
-  out.value = autograd::linear(frame, normed.value, w);
-  if (has_gate) out.value = autograd::swiglu(frame, out.value);
-  return out;
+  return {project(frame, normed.value, w, has_gate), normed.sum};
 }
 
 /// The stream residual + W x: summed at once where the product's pass can do it. `memory.residual_TH` may be the residual.
@@ -81,16 +89,33 @@ Var add_shared_experts(Frame& frame, Frame& mlp, const BoundModel& model, std::i
     const Var part = autograd::linear(mlp, model.whole(mlp, hidden), model.linear(Block::kDown, layer, nullptr));
     return autograd::add(frame, kept, model.whole(mlp, part), memory.delta_TH);
   }
-  const LinearParameter gate_up = model.linear(Block::kGateUp, layer, &model.weights.matrix(Block::kDown, layer)),
-                        down = model.linear(Block::kDown, layer, nullptr);
+  const Var hidden = project(mlp, x, model.linear(Block::kGateUp, layer, &model.weights.matrix(Block::kDown, layer)), /*has_gate=*/true);
+  const LinearParameter down = model.linear(Block::kDown, layer, nullptr);
   ops::LinearFusion fusion;
-  fusion.swiglu = true;
-  Var hidden = autograd::fused_linear(mlp, x, gate_up, fusion);
-  if (!hidden.is_defined()) hidden = autograd::swiglu(mlp, autograd::linear(mlp, x, gate_up));
-  fusion.swiglu = false;
   fusion.residual_TN = routed.value;
   if (const Var sum = autograd::fused_linear(mlp, hidden, down, fusion, memory.delta_TH); sum.is_defined()) return sum;
   return autograd::add(frame, routed, autograd::linear(mlp, hidden, down, memory.shared_TH, /*is_block_output=*/true), memory.delta_TH);
+}
+
+/// A layer whose norms are of what attention and MLP give: x + norm(attention(x)), and the same of the MLP. `q_norm` and `k_norm` are over
+/// all heads at once.
+Stream output_normed_layer(Frame& frame, PartFrames& part, const BoundModel& model, std::int64_t i, const Stream& in,
+                           const AttentionIndex& index, const LayerMemory& memory) {
+  const ModelConfig& c = model.weights.config;
+  const auto linear = [&](Block block, const ops::LinearWeight& next) { return model.linear(block, i, &next); };
+  const auto weight = [&](Block block) -> const ops::LinearWeight& { return model.weights.matrix(block, i); };
+  Var x = in.residual_TH;
+  if (in.delta_TH.is_defined()) x = autograd::add(frame, x, in.delta_TH, memory.residual_TH, /*is_block_output=*/false);
+  const Var qkv = autograd::norm_projections(part.heads, project(part.attn_proj, x, linear(Block::kQkv, weight(Block::kO)), false),
+                                             model.norm(Block::kQNorm, i), model.norm(Block::kKNorm, i));
+  const AttentionParameter attention{c.num_heads, c.num_kv_heads, c.head_dim, {}, {}, &model.weights.rope_of(i)};
+  const Var heads = autograd::self_attention(part.heads, qkv, attention, index);
+  const Var attended = autograd::linear(frame, heads, linear(Block::kO, weight(Block::kGateUp)));
+  const Var normed = autograd::rms_norm(frame, attended, model.norm(Block::kAttentionOutNorm, i), memory.delta_TH);
+  x = autograd::add(frame, x, normed, memory.residual_TH, /*is_block_output=*/false);
+  const Var hidden = project(part.mlp, x, linear(Block::kGateUp, weight(Block::kDown)), /*has_gate=*/true);
+  const Var out = autograd::linear(frame, hidden, linear(Block::kDown, after_layer(model.weights, i)));
+  return {x, autograd::rms_norm(frame, out, model.norm(Block::kMlpOutNorm, i), memory.delta_TH)};
 }
 
 // Rules run newest first: what is recorded before a layer's rules runs after them.
@@ -194,6 +219,7 @@ Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, cons
   const auto weight = [&](Block block) { return &model.weights.matrix(block, i); };
   const NormParameter q_norm = model.norm(Block::kQNorm, i), k_norm = model.norm(Block::kKNorm, i);
   PartFrames part(frame, memory, q_norm.weight.data != nullptr);
+  if (c.norms_outputs) return output_normed_layer(frame, part, model, i, in, index, memory);
 
   const std::int64_t num_shards = model.weights.shard.size;
   const AttentionParameter attention{.num_heads = c.num_heads / num_shards,
@@ -217,9 +243,8 @@ Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, cons
   }
   const Projected hidden = project_normed(part.norm, part.mlp, attended, model.norm(Block::kPostNorm, i),
                                           model.linear(Block::kGateUp, i, weight(Block::kDown)), /*has_gate=*/true, memory.residual_TH);
-  const ops::LinearWeight* after = i + 1 == c.num_layers ? &model.weights.lm_head() : &model.weights.matrix(Block::kQkv, i + 1);
-  return project_onto(frame, model, hidden.sum, model.whole(frame, hidden.value), model.linear(Block::kDown, i, after), memory,
-                      /*is_block_output=*/true);
+  return project_onto(frame, model, hidden.sum, model.whole(frame, hidden.value),
+                      model.linear(Block::kDown, i, &after_layer(model.weights, i)), memory, /*is_block_output=*/true);
 }
 
 Var decoder_forward(Frame& frame, const BoundModel& model, const ops::TokenIds& ids, const AttentionIndex& index,

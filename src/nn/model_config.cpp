@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <boost/json.hpp>
+#include <cmath>
+#include <utility>
 
 #include "base/error.hpp"
 #include "base/files.hpp"
+#include "base/log.hpp"
 #include "base/regular_file.hpp"
 #include "nn/models/config_reader.hpp"
 #include "nn/models/family.hpp"
@@ -45,6 +48,29 @@ void refuse_nested_rope(const ConfigReader& reader, std::string_view key) {
          rope->subject(), name, key);
 }
 
+/// Phi-3's first files say "su" or "yarn" and mean the same.
+bool is_long_rope(std::string_view type) { return type == "longrope" || type == "su" || type == "yarn"; }
+
+/// As transformers reads it for Phi-3: the original length is that of the top level, whatever the inner one says, or the family's.
+LongRope read_long_rope(const ConfigReader& reader, const ConfigReader& rope, const Family& family, std::int64_t max_position) {
+  LongRope out;
+  out.short_factors = rope.numbers("short_factor", 1e-6, 1e9);
+  out.long_factors = rope.numbers("long_factor", 1e-6, 1e9);
+  out.original_max_position = reader.integer("original_max_position_embeddings", family.original_max_position, 2, std::int64_t{1} << 31);
+  const auto original = static_cast<double>(out.original_max_position);
+  const double factor = rope.number("factor", static_cast<double>(max_position) / original, 1e-6, 1e9);
+  const double advised = factor <= 1.0 ? 1.0 : std::sqrt(1.0 + std::log(factor) / std::log(original));
+  out.attention_factor = rope.number("attention_factor", advised, 0.0, 1e6);
+  if (max_position > out.original_max_position)
+    log::warning(
+        "{}: positions by LongRoPE's long factors in texts of every length, as {} positions ('max_position_embeddings') are more than the "
+        "{} of 'original_max_position_embeddings'; transformers takes the short factors up to that length. For runs that stay within it, "
+        "set "
+        "'max_position_embeddings' to {} and 'attention_factor' to {} beside the factors",
+        reader.subject(), max_position, out.original_max_position, out.original_max_position, out.attention_factor);
+  return out;
+}
+
 /// Which keys count is what transformers 5 does: a "rope_scaling" that is not empty replaces "rope_parameters" as a whole; a missing
 /// rope_theta comes from the top level; an "original_max_position_embeddings" at the top level wins over the inner one, and
 /// "max_position_embeddings" stands in where there is neither. A "partial_rotary_factor" of the inner table wins over that of the top
@@ -58,7 +84,7 @@ void read_rope(const ConfigReader& reader, const Family& family, ModelConfig& co
   config.partial_rotary_factor = family.partial_rotary_factor;
   for (const ConfigReader* where : {&reader, rope ? &*rope : &reader}) {
     config.partial_rotary_factor = where->number("partial_rotary_factor", config.partial_rotary_factor, 0.0, 1.0);
-    if (config.partial_rotary_factor != 1.0 && family.partial_rotary_factor == 1.0)
+    if (config.partial_rotary_factor != 1.0 && !family.rotates_parts)
       fail(ErrorCode::kNotImplemented, "{}: key 'partial_rotary_factor' is {}; models of type '{}' rotate whole heads in this build",
            where->subject(), config.partial_rotary_factor, family.model_type);
   }
@@ -66,8 +92,13 @@ void read_rope(const ConfigReader& reader, const Family& family, ModelConfig& co
   config.rope_theta = rope->number("rope_theta", config.rope_theta, 1.0, 1e12);
   const std::string type = rope->string("rope_type", rope->string("type", "default"));
   if (type == "default") return;
-  if (type != "llama3")
-    fail(ErrorCode::kNotImplemented, "{}: key 'rope_type' is '{}'; this build knows 'default' and 'llama3'", rope->subject(), type);
+  if (family.has_long_rope && is_long_rope(type)) {
+    config.long_rope = read_long_rope(reader, *rope, family, config.max_position);
+    return;
+  }
+  if (type != "llama3" || family.has_long_rope)
+    fail(ErrorCode::kNotImplemented, "{}: key 'rope_type' is '{}'; of {} models this build knows 'default' and '{}'", rope->subject(), type,
+         family.model_type, family.has_long_rope ? "longrope" : "llama3");
   config.rope_scaling.enabled = true;
   config.rope_scaling.factor = rope->number("factor", std::nullopt, 1.0, 1e6);
   config.rope_scaling.low_freq_factor = rope->number("low_freq_factor", std::nullopt, 1e-6, 1e6);
@@ -91,6 +122,12 @@ void check(const ConfigReader& reader, const ModelConfig& config) {
     fail(ErrorCode::kNotImplemented,
          "{}: key 'partial_rotary_factor' {} leaves {} elements of a head's {} to be rotated; this build rotates multiples of {}", subject,
          config.partial_rotary_factor, config.rotary_dim(), config.head_dim, ops::kRotaryStep);
+  if (config.long_rope)
+    for (const auto& [key, factors] :
+         {std::pair("short_factor", &config.long_rope->short_factors), std::pair("long_factor", &config.long_rope->long_factors)})
+      if (static_cast<std::int64_t>(factors->size()) != config.rotary_dim() / 2)
+        fail(ErrorCode::kCorrupt, "{}: key '{}' has {} numbers, wanted one for each of the {} pairs of a head's elements that are rotated",
+             subject, key, factors->size(), config.rotary_dim() / 2);
   if (config.mlp_bias) fail(ErrorCode::kNotImplemented, "{}: key 'mlp_bias' is true; this build has MLPs without biases only", subject);
   for (const char* key : {"quantization_config", "compression_config"})
     if (reader.has(key)) fail(ErrorCode::kNotImplemented, "{}: key '{}': this build loads unquantised checkpoints only", subject, key);
@@ -194,6 +231,13 @@ std::string to_config_json(const ModelConfig& config) {
                                           {"low_freq_factor", config.rope_scaling.low_freq_factor},
                                           {"high_freq_factor", config.rope_scaling.high_freq_factor},
                                           {"original_max_position_embeddings", config.rope_scaling.original_max_position}};
+  }
+  if (const std::optional<LongRope>& rope = config.long_rope) {
+    object["rope_scaling"] = json::object{{"rope_type", "longrope"},
+                                          {"short_factor", json::value_from(rope->short_factors)},
+                                          {"long_factor", json::value_from(rope->long_factors)},
+                                          {"attention_factor", rope->attention_factor}};
+    object["original_max_position_embeddings"] = rope->original_max_position;
   }
   object["tie_word_embeddings"] = config.tie_word_embeddings;
   object["attention_dropout"] = 0.0;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,14 @@ struct RopeScaling {
   bool enabled = false;
   double factor = 1.0, low_freq_factor = 1.0, high_freq_factor = 4.0;
   std::int64_t original_max_position = 8192;
+};
+
+/// LongRoPE, "rope_type": "longrope" of config.json. A model has one of the two lists for all lengths: see ModelConfig::long_rope.
+struct LongRope {
+  std::vector<double> short_factors, long_factors;  ///< what the frequency of each pair of a head's elements is divided by
+  std::int64_t original_max_position = 4096;
+  double attention_factor = 1.0;  ///< multiplies cosines and sines
+  bool operator==(const LongRope&) const = default;
 };
 
 /// How files call the matrices of a layer's experts: "mlp.experts.0.gate_proj", up_proj and down_proj, or as Mixtral's do
@@ -29,6 +38,9 @@ struct ModelConfig {
   std::int64_t max_position = 2048;
   double rope_theta = 10000.0;
   RopeScaling rope_scaling;
+  /// Takes its long factors if max_position is larger than its original_max_position, else the short ones: a choice by the length of a
+  /// text, as transformers makes it, would change the rows that were computed before.
+  std::optional<LongRope> long_rope;
   double partial_rotary_factor = 1.0;          ///< the part of a head, its first elements, that is rotated
   std::vector<std::int64_t> unrotated_layers;  ///< whose heads have no rotary positions (SmolLM3), ascending
   std::int64_t window = 0;                     ///< keys that a query of windowed_layers sees at most, its own included; 0: there are none
@@ -38,7 +50,10 @@ struct ModelConfig {
   bool attention_bias = false;  ///< q, k, v have a bias (Qwen2)
   bool attention_out_bias = false;
   bool mlp_bias = false;
-  bool qk_norm = false;  ///< RMS norm per head on q and k (Qwen3)
+  bool qk_norm = false;            ///< RMS norm on q and k, per head (Qwen3)
+  bool qk_norm_is_whole = false;   ///< that norm is over all heads at once (OLMo 2)
+  bool norms_outputs = false;      ///< the norms of a layer are of what attention and MLP give, not of what they take (OLMo 2)
+  bool fuses_projections = false;  ///< q, k, v are one tensor in files and adapters, and so are gate and up (Phi-3)
   // Layers whose MLP is a mixture of experts (Qwen3-MoE, GLM-4.5, Mixtral); 0 experts: there is none.
   std::int64_t num_experts = 0;
   std::vector<std::int64_t> dense_layers;  ///< those that have one MLP all the same, ascending

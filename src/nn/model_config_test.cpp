@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <array>
 #include <fstream>
 
 #include "base/error.hpp"
@@ -265,6 +266,116 @@ TEST_F(ModelConfigTest, Mixtral) {
   expect_error(replaced("num_experts_per_tok", "2", "9"), ErrorCode::kCorrupt, "more than the 8 of 'num_local_experts'");
 }
 
+// The published config.json of OLMo-2-1124-7B.
+constexpr const char* kOlmo2 = R"({
+  "architectures": ["Olmo2ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "eos_token_id": 100257, "hidden_act": "silu",
+  "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 11008, "max_position_embeddings": 4096, "model_type": "olmo2",
+  "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32, "pad_token_id": 100277, "rms_norm_eps": 1e-06,
+  "rope_scaling": null, "rope_theta": 500000, "tie_word_embeddings": false, "torch_dtype": "float32", "use_cache": true,
+  "vocab_size": 100352})";
+
+TEST_F(ModelConfigTest, Olmo2) {
+  const ModelConfig config = load(kOlmo2);
+  EXPECT_EQ(config.num_parameters(), 7298617344) << "the published size of OLMo 2 7B";
+  EXPECT_TRUE(config.qk_norm && config.qk_norm_is_whole && config.norms_outputs && !config.attention_bias);
+  EXPECT_EQ(config.head_dim, 128);
+  EXPECT_EQ(load(edit(kOlmo2, "\"rms_norm_eps\": 1e-06,", "")).rms_norm_eps, 1e-5f) << "the family's own default";
+  EXPECT_EQ(load(edit(kOlmo2, "\"num_key_value_heads\": 32", "\"num_key_value_heads\": 8")).num_parameters(),
+            7298617344 - 32LL * (2 * 24 * 128 * 4096 + 24 * 128));
+  EXPECT_TRUE(load(edit(kOlmo2, "\"attention_bias\": false", "\"attention_bias\": true")).attention_out_bias);
+  expect_error(edit(kOlmo2, "\"attention_dropout\": 0.0", "\"attention_dropout\": 0.5"), ErrorCode::kNotImplemented, "attention_dropout");
+  expect_error(edit(kOlmo2, "\"use_cache\": true", R"("layer_types": ["sliding_attention"])"), ErrorCode::kNotImplemented, "layer_types");
+}
+
+// The published config.json of Phi-4, and what Phi-4-mini and Phi-3.5-mini have in other places; their lists of factors are shortened.
+constexpr const char* kPhi4 = R"({
+  "architectures": ["Phi3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 100257, "embd_pdrop": 0.0,
+  "eos_token_id": 100265, "hidden_act": "silu", "hidden_size": 5120, "initializer_range": 0.02, "intermediate_size": 17920,
+  "max_position_embeddings": 16384, "model_type": "phi3", "num_attention_heads": 40, "num_hidden_layers": 40, "num_key_value_heads": 10,
+  "original_max_position_embeddings": 16384, "pad_token_id": 100349, "resid_pdrop": 0.0, "rms_norm_eps": 1e-05, "rope_scaling": null,
+  "rope_theta": 250000, "sliding_window": null, "tie_word_embeddings": false, "torch_dtype": "bfloat16", "use_cache": true,
+  "vocab_size": 100352})";
+
+TEST_F(ModelConfigTest, Phi3) {
+  const ModelConfig phi4 = load(kPhi4);
+  EXPECT_EQ(phi4.num_parameters(), 14659507200) << "the published size of Phi-4";
+  EXPECT_TRUE(phi4.fuses_projections && !phi4.attention_bias && !phi4.long_rope);
+  EXPECT_EQ(phi4.rotary_dim(), 128);
+  const auto replaced = [](std::string text, const std::vector<std::array<std::string, 3>>& changes) {
+    for (const auto& [key, from, to] : changes) text = edit(text, "\"" + key + "\": " + from, "\"" + key + "\": " + to);
+    return text;
+  };
+  const std::string mini = replaced(kPhi4, {{"hidden_size", "5120", "3072"},
+                                            {"intermediate_size", "17920", "8192"},
+                                            {"num_attention_heads", "40", "24"},
+                                            {"num_hidden_layers", "40", "32"},
+                                            {"num_key_value_heads", "10", "8"},
+                                            {"tie_word_embeddings", "false", "true"},
+                                            {"vocab_size", "100352", "200064, \"partial_rotary_factor\": 0.75"}});
+  EXPECT_EQ(load(mini).num_parameters(), 3836021760) << "the published size of Phi-4-mini";
+  EXPECT_EQ(load(mini).rotary_dim(), 96);
+  const std::string phi35 = replaced(mini, {{"num_attention_heads", "24", "32"},
+                                            {"num_key_value_heads", "8", "32"},
+                                            {"tie_word_embeddings", "true", "false"},
+                                            {"vocab_size", "200064", "32064"},
+                                            {"partial_rotary_factor", "0.75", "1.0"},
+                                            {"bos_token_id", "100257", "1"},
+                                            {"eos_token_id", "100265", "32000"}});
+  EXPECT_EQ(load(phi35).num_parameters(), 3821079552) << "the published size of Phi-3.5-mini";
+  EXPECT_EQ(load(phi35).head_dim, 96);
+  EXPECT_EQ(load(replaced(kPhi4, {{"sliding_window", "null", "262144"}})).max_position, 16384);
+  expect_error(replaced(kPhi4, {{"sliding_window", "null", "2047"}}), ErrorCode::kNotImplemented, "'sliding_window' is 2047");
+  expect_error(replaced(kPhi4, {{"resid_pdrop", "0.0", "0.1"}}), ErrorCode::kNotImplemented, "'resid_pdrop' is 0.1");
+  expect_error(replaced(kPhi4, {{"embd_pdrop", "0.0", "0.1"}}), ErrorCode::kNotImplemented, "'embd_pdrop' is 0.1");
+  expect_error(replaced(mini, {{"partial_rotary_factor", "0.75", "0.7"}}), ErrorCode::kNotImplemented, "partial_rotary_factor");
+}
+
+TEST_F(ModelConfigTest, LongRope) {
+  std::string ones = "1.0", twos = "2.0";
+  for (int i = 1; i < 64; ++i) ones += ", 1.0", twos += ", 2.0";
+  const auto with = [&](const std::string& keys, const std::string& max_position = "131072", const std::string& original = "4096") {
+    return edit(edit(edit(kPhi4, "\"rope_scaling\": null", "\"rope_scaling\": {" + keys + "}"), "\"max_position_embeddings\": 16384",
+                     "\"max_position_embeddings\": " + max_position),
+                "\"original_max_position_embeddings\": 16384,",
+                original.empty() ? "" : "\"original_max_position_embeddings\": " + original + ",");
+  };
+  const std::string factors = "\"short_factor\": [" + ones + "], \"long_factor\": [" + twos + "]";
+  const auto rope = [&](const std::string& text) { return load(text).long_rope.value(); };
+  // The expected factors are those of transformers 5.24 (_compute_longrope_parameters).
+  for (const char* type : {"longrope", "su", "yarn"}) {
+    const LongRope found = rope(with("\"type\": \"" + std::string(type) + "\", " + factors));
+    EXPECT_DOUBLE_EQ(found.attention_factor, 1.1902380714238083) << type;
+    EXPECT_EQ(found.original_max_position, 4096);
+    EXPECT_EQ(found.short_factors, std::vector<double>(64, 1.0));
+    EXPECT_EQ(found.long_factors, std::vector<double>(64, 2.0));
+  }
+  const std::string longrope = "\"rope_type\": \"longrope\", " + factors;
+  EXPECT_EQ(rope(with(longrope, "4096")).attention_factor, 1.0);
+  EXPECT_DOUBLE_EQ(rope(with(longrope + ", \"factor\": 32.0", "4096")).attention_factor, 1.1902380714238083);
+  EXPECT_EQ(rope(with(longrope + ", \"attention_factor\": 1.25", "4096")).attention_factor, 1.25);
+  EXPECT_EQ(rope(with(longrope + ", \"original_max_position_embeddings\": 512")).original_max_position, 4096) << "the top level's counts";
+  EXPECT_EQ(rope(with(longrope + ", \"original_max_position_embeddings\": 512", "131072", "")).original_max_position, 4096)
+      << "and without it the family's";
+
+  ModelConfig made = load(with(longrope));
+  made.raw_json.clear();
+  EXPECT_EQ(load(to_config_json(made)).long_rope, made.long_rope);
+  check_same_model(made, load(with(longrope)), "there");
+  EXPECT_THROW(check_same_model(made, load(with(longrope + ", \"attention_factor\": 2.0")), "there"), Error);
+  EXPECT_THROW(check_same_model(made, load(with(longrope + ", \"attention_factor\": 1.1902380714238083", "4096")), "there"), Error)
+      << "one takes the long factors, the other the short ones";
+
+  expect_error(with("\"rope_type\": \"longrope\""), ErrorCode::kCorrupt, "short_factor");
+  expect_error(with("\"rope_type\": \"longrope\", \"short_factor\": [1.0], \"long_factor\": [" + twos + "]"), ErrorCode::kCorrupt,
+               "'short_factor' has 1 numbers, wanted one for each of the 64 pairs");
+  expect_error(with("\"rope_type\": \"longrope\", \"short_factor\": [" + ones + "], \"long_factor\": [\"x\"]"), ErrorCode::kCorrupt,
+               "long_factor");
+  expect_error(with("\"rope_type\": \"llama3\", \"factor\": 8.0"), ErrorCode::kNotImplemented,
+               "'rope_type' is 'llama3'; of phi3 models this build knows 'default' and 'longrope'");
+  expect_error(edit(kSmolLM2, "\"rope_scaling\": null", "\"rope_scaling\": {" + longrope + "}"), ErrorCode::kNotImplemented,
+               "of llama models this build knows 'default' and 'llama3'");
+}
+
 // The published config.json of GLM-4.5-Air.
 constexpr const char* kGlm4Moe = R"({
   "architectures": ["Glm4MoeForCausalLM"], "attention_bias": true, "attention_dropout": 0.0, "pad_token_id": 151329,
@@ -432,7 +543,10 @@ TEST_F(ModelConfigTest, WhatInitModelWritesReadsBack) {
     options.eos_id = 5;
     options.rope_theta = 12345.5;
     ModelConfig made = make_model_config(options);
-    made.rope_scaling = {true, 8.0, 1.0, 4.0, 512};
+    if (family->has_long_rope)
+      made.long_rope = LongRope{std::vector<double>(16, 1.5), std::vector<double>(16, 0.1), 512, 1.25};
+    else
+      made.rope_scaling = {true, 8.0, 1.0, 4.0, 512};
     const ModelConfig read = load(to_config_json(made));
     EXPECT_EQ(read.architecture, family->architecture);
     EXPECT_EQ(read.num_parameters(), made.num_parameters());
@@ -444,7 +558,9 @@ TEST_F(ModelConfigTest, WhatInitModelWritesReadsBack) {
     EXPECT_EQ(read.tie_word_embeddings, made.tie_word_embeddings);
     EXPECT_EQ(read.rope_theta, 12345.5);
     EXPECT_EQ(read.rms_norm_eps, made.rms_norm_eps);
-    EXPECT_EQ(read.rope_scaling.original_max_position, 512);
+    EXPECT_EQ(read.rope_scaling.enabled, !family->has_long_rope);
+    EXPECT_EQ(read.rope_scaling.original_max_position, made.rope_scaling.original_max_position);
+    EXPECT_EQ(read.long_rope, made.long_rope);
     EXPECT_EQ(read.num_experts, made.num_experts);
     EXPECT_EQ(read.expert_size, made.expert_size);
     EXPECT_THAT(read.eos_ids, ElementsAre(5));

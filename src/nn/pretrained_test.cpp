@@ -135,7 +135,8 @@ TEST_P(PretrainedTest, ChecksumSeesEveryTensor) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, PretrainedTest,
-                         ::testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "mistral", "smollm3", "mixtral", "qwen3_window"),
+                         ::testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "mistral", "smollm3", "mixtral", "olmo2",
+                                           "phi3", "qwen3_window"),
                          [](const auto& test) { return test.param; });
 
 class GoldenModelTest : public ::testing::TestWithParam<std::string> {};
@@ -162,7 +163,8 @@ TEST_P(GoldenModelTest, SavingKeepsEveryByteOfTensorsConfigAndTokenizer) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, GoldenModelTest, ::testing::Values("qwen2_tied", "mixtral"), [](const auto& test) { return test.param; });
+INSTANTIATE_TEST_SUITE_P(Models, GoldenModelTest, ::testing::Values("qwen2_tied", "mixtral", "olmo2", "phi3"),
+                         [](const auto& test) { return test.param; });
 
 TEST(Pretrained, AChatTemplateReplacesTheFoldersOwnWhereverReadersLookForIt) {
   SmallModel model("llama");

@@ -8,15 +8,24 @@
 namespace prl::nn {
 namespace {
 
+/// LongRoPE's factors of the model; empty for models without.
+std::span<const double> long_rope_factors(const ModelConfig& config) {
+  if (!config.long_rope) return {};
+  return config.max_position > config.long_rope->original_max_position ? config.long_rope->long_factors : config.long_rope->short_factors;
+}
+
 /// Inverse frequencies, formed in fp32 as the checkpoints' authors form them. Llama 3 scaling: long waves are slowed by
 /// `factor`, short ones are kept, those between are blended (Llama 3.1 reference code).
 std::vector<float> inverse_frequencies(const ModelConfig& config) {
   const std::int64_t half = config.rotary_dim() / 2;
   std::vector<float> out(static_cast<std::size_t>(half));
   const RopeScaling& s = config.rope_scaling;
+  const std::span<const double> divisors = long_rope_factors(config);
   for (std::int64_t i = 0; i < half; ++i) {
     const float exponent = static_cast<float>(2 * i) / static_cast<float>(config.rotary_dim());
-    float frequency = 1.0f / static_cast<float>(std::pow(config.rope_theta, static_cast<double>(exponent)));
+    const auto period = static_cast<float>(std::pow(config.rope_theta, static_cast<double>(exponent)));
+    const std::size_t at = static_cast<std::size_t>(i);
+    float frequency = divisors.empty() ? 1.0f / period : 1.0f / (static_cast<float>(divisors[at]) * period);
     if (s.enabled) {
       const auto factor = static_cast<float>(s.factor);
       const auto original = static_cast<float>(s.original_max_position);
@@ -29,7 +38,7 @@ std::vector<float> inverse_frequencies(const ModelConfig& config) {
         frequency = (1.0f - smooth) * frequency / factor + smooth * frequency;
       }
     }
-    out[static_cast<std::size_t>(i)] = frequency;
+    out[at] = frequency;
   }
   return out;
 }
@@ -38,7 +47,7 @@ bool same_rope(const ModelConfig& a, const ModelConfig& b) {
   const RopeScaling &x = a.rope_scaling, &y = b.rope_scaling;
   return a.rotary_dim() == b.rotary_dim() && a.max_position == b.max_position && a.rope_theta == b.rope_theta && x.enabled == y.enabled &&
          x.factor == y.factor && x.low_freq_factor == y.low_freq_factor && x.high_freq_factor == y.high_freq_factor &&
-         x.original_max_position == y.original_max_position;
+         x.original_max_position == y.original_max_position && a.long_rope == b.long_rope;
 }
 
 ops::RopeTable upload(const std::shared_ptr<DeviceRuntime>& runtime, const Shape& shape, std::span<const float> cosines,
@@ -54,6 +63,7 @@ ops::RopeTable make_rope_table(const std::shared_ptr<DeviceRuntime>& runtime, co
   const std::vector<float> frequencies = inverse_frequencies(config);
   const auto half = static_cast<std::int64_t>(frequencies.size());
   const Shape shape{config.max_position, half};
+  const auto factor = static_cast<float>(config.long_rope ? config.long_rope->attention_factor : 1.0);
   std::vector<float> cosines(static_cast<std::size_t>(shape.num_elements())), sines(cosines.size());
   ThreadPool pool;
   constexpr std::int64_t kRows = 256;
@@ -63,8 +73,8 @@ ops::RopeTable make_rope_table(const std::shared_ptr<DeviceRuntime>& runtime, co
         // The angle is an fp32 product, like in training of the checkpoints; its cosine is then taken as exactly as fp32 holds it.
         const auto angle = static_cast<double>(static_cast<float>(p) * frequencies[static_cast<std::size_t>(i)]);
         const auto at = static_cast<std::size_t>(p * half + i);
-        cosines[at] = static_cast<float>(std::cos(angle));
-        sines[at] = static_cast<float>(std::sin(angle));
+        cosines[at] = static_cast<float>(std::cos(angle)) * factor;
+        sines[at] = static_cast<float>(std::sin(angle)) * factor;
       }
     }
   });

@@ -45,6 +45,16 @@ void check_same_model(const ModelConfig& wanted, const ModelConfig& found, const
   check("attention_out_bias", wanted.attention_out_bias, found.attention_out_bias);
   check("mlp_bias", wanted.mlp_bias, found.mlp_bias);
   check("qk_norm", wanted.qk_norm, found.qk_norm);
+  check("norm of q and k over all heads", wanted.qk_norm_is_whole, found.qk_norm_is_whole);
+  if (wanted.long_rope != found.long_rope)
+    fail(ErrorCode::kInvalidArgument,
+         "{} is of another model: its LongRoPE ('rope_scaling', 'original_max_position_embeddings') is another", where.string());
+  const bool takes_long = wanted.long_rope && wanted.max_position > wanted.long_rope->original_max_position;
+  if (takes_long != (found.long_rope && found.max_position > found.long_rope->original_max_position))
+    fail(ErrorCode::kInvalidArgument,
+         "{} is of another model: max_position_embeddings is {}, this one has {}, and only one of them is beyond "
+         "'original_max_position_embeddings'",
+         where.string(), found.max_position, wanted.max_position);
   const RopeScaling &a = wanted.rope_scaling, &b = found.rope_scaling;
   check("rope_scaling", a.enabled, b.enabled);
   if (!a.enabled) return;

@@ -17,7 +17,12 @@ bool attention_bias(const ModelConfig& c, std::int64_t) { return c.attention_bia
 bool out_bias(const ModelConfig& c, std::int64_t) { return c.attention_out_bias; }
 bool head_norms(const ModelConfig& c, std::int64_t) { return c.qk_norm; }
 bool own_head(const ModelConfig& c, std::int64_t) { return !c.tie_word_embeddings; }
+bool norm_before(const ModelConfig& c, std::int64_t) { return !c.norms_outputs; }
+bool norm_after(const ModelConfig& c, std::int64_t) { return c.norms_outputs; }
+bool split(const ModelConfig& c, std::int64_t) { return !c.fuses_projections; }
+bool fused(const ModelConfig& c, std::int64_t) { return c.fuses_projections; }
 bool dense(const ModelConfig& c, std::int64_t layer) { return !c.is_sparse(layer); }
+bool dense_split(const ModelConfig& c, std::int64_t layer) { return !c.is_sparse(layer) && !c.fuses_projections; }
 bool sparse(const ModelConfig& c, std::int64_t layer) { return c.is_sparse(layer); }
 bool score_router(const ModelConfig& c, std::int64_t layer) { return c.has_score_router && c.is_sparse(layer); }
 bool shared(const ModelConfig& c, std::int64_t layer) { return c.shared_expert_size > 0 && c.is_sparse(layer); }
@@ -28,13 +33,16 @@ std::int64_t q_width(const ModelConfig& c) { return c.num_heads * c.head_dim; }
 std::int64_t kv_width(const ModelConfig& c) { return c.num_kv_heads * c.head_dim; }
 Shape vocab_by_hidden(const ModelConfig& c) { return {c.vocab_size, c.hidden_size}; }
 Shape hidden(const ModelConfig& c) { return {c.hidden_size}; }
-Shape head(const ModelConfig& c) { return {c.head_dim}; }
+Shape q_norm(const ModelConfig& c) { return {c.qk_norm_is_whole ? q_width(c) : c.head_dim}; }
+Shape k_norm(const ModelConfig& c) { return {c.qk_norm_is_whole ? kv_width(c) : c.head_dim}; }
 Shape q_by_hidden(const ModelConfig& c) { return {q_width(c), c.hidden_size}; }
 Shape kv_by_hidden(const ModelConfig& c) { return {kv_width(c), c.hidden_size}; }
+Shape qkv_by_hidden(const ModelConfig& c) { return {q_width(c) + 2 * kv_width(c), c.hidden_size}; }
 Shape q_bias(const ModelConfig& c) { return {q_width(c)}; }
 Shape kv_bias(const ModelConfig& c) { return {kv_width(c)}; }
 Shape hidden_by_q(const ModelConfig& c) { return {c.hidden_size, q_width(c)}; }
 Shape mlp_by_hidden(const ModelConfig& c) { return {c.intermediate_size, c.hidden_size}; }
+Shape mlps_by_hidden(const ModelConfig& c) { return {2 * c.intermediate_size, c.hidden_size}; }
 Shape hidden_by_mlp(const ModelConfig& c) { return {c.hidden_size, c.intermediate_size}; }
 Shape experts_by_hidden(const ModelConfig& c) { return {c.num_experts, c.hidden_size}; }
 Shape expert_by_hidden(const ModelConfig& c) { return {c.expert_size, c.hidden_size}; }
@@ -66,21 +74,25 @@ using B = Block;
 // clang-format off
 constexpr std::array kRowsOfTable{
     Row{S::kEmbedding, B::kEmbedding, kBefore, "model.embed_tokens.weight", "token_embd.weight", shape::vocab_by_hidden, when::always, kReplicated},
-    Row{S::kInputNorm, B::kInputNorm, kInLayer, "input_layernorm.weight", "attn_norm.weight", shape::hidden, when::always, kReplicated},
-    Row{S::kQ, B::kQkv, kInLayer, "self_attn.q_proj.weight", "attn_q.weight", shape::q_by_hidden, when::always, kShared},
-    Row{S::kK, B::kQkv, kInLayer, "self_attn.k_proj.weight", "attn_k.weight", shape::kv_by_hidden, when::always, kShared},
-    Row{S::kV, B::kQkv, kInLayer, "self_attn.v_proj.weight", "attn_v.weight", shape::kv_by_hidden, when::always, kShared},
+    Row{S::kInputNorm, B::kInputNorm, kInLayer, "input_layernorm.weight", "attn_norm.weight", shape::hidden, when::norm_before, kReplicated},
+    Row{S::kQ, B::kQkv, kInLayer, "self_attn.q_proj.weight", "attn_q.weight", shape::q_by_hidden, when::split, kShared},
+    Row{S::kK, B::kQkv, kInLayer, "self_attn.k_proj.weight", "attn_k.weight", shape::kv_by_hidden, when::split, kShared},
+    Row{S::kV, B::kQkv, kInLayer, "self_attn.v_proj.weight", "attn_v.weight", shape::kv_by_hidden, when::split, kShared},
+    Row{S::kFusedQkv, B::kQkv, kInLayer, "self_attn.qkv_proj.weight", "attn_qkv.weight", shape::qkv_by_hidden, when::fused, kShared},
     Row{S::kQBias, B::kQkvBias, kInLayer, "self_attn.q_proj.bias", "attn_q.bias", shape::q_bias, when::attention_bias, kShared},
     Row{S::kKBias, B::kQkvBias, kInLayer, "self_attn.k_proj.bias", "attn_k.bias", shape::kv_bias, when::attention_bias, kShared},
     Row{S::kVBias, B::kQkvBias, kInLayer, "self_attn.v_proj.bias", "attn_v.bias", shape::kv_bias, when::attention_bias, kShared},
-    Row{S::kQNorm, B::kQNorm, kInLayer, "self_attn.q_norm.weight", "attn_q_norm.weight", shape::head, when::head_norms, kReplicated},
-    Row{S::kKNorm, B::kKNorm, kInLayer, "self_attn.k_norm.weight", "attn_k_norm.weight", shape::head, when::head_norms, kReplicated},
+    Row{S::kQNorm, B::kQNorm, kInLayer, "self_attn.q_norm.weight", "attn_q_norm.weight", shape::q_norm, when::head_norms, kReplicated},
+    Row{S::kKNorm, B::kKNorm, kInLayer, "self_attn.k_norm.weight", "attn_k_norm.weight", shape::k_norm, when::head_norms, kReplicated},
     Row{S::kO, B::kO, kInLayer, "self_attn.o_proj.weight", "attn_output.weight", shape::hidden_by_q, when::always, kShared},
     Row{S::kOBias, B::kOBias, kInLayer, "self_attn.o_proj.bias", "attn_output.bias", shape::hidden, when::out_bias, kShared},
-    Row{S::kPostNorm, B::kPostNorm, kInLayer, "post_attention_layernorm.weight", "ffn_norm.weight", shape::hidden, when::always, kReplicated},
-    Row{S::kGate, B::kGateUp, kInLayer, "mlp.gate_proj.weight", "ffn_gate.weight", shape::mlp_by_hidden, when::dense, kShared},
-    Row{S::kUp, B::kGateUp, kInLayer, "mlp.up_proj.weight", "ffn_up.weight", shape::mlp_by_hidden, when::dense, kShared},
+    Row{S::kAttentionOutNorm, B::kAttentionOutNorm, kInLayer, "post_attention_layernorm.weight", "post_attention_norm.weight", shape::hidden, when::norm_after, kReplicated},
+    Row{S::kPostNorm, B::kPostNorm, kInLayer, "post_attention_layernorm.weight", "ffn_norm.weight", shape::hidden, when::norm_before, kReplicated},
+    Row{S::kGate, B::kGateUp, kInLayer, "mlp.gate_proj.weight", "ffn_gate.weight", shape::mlp_by_hidden, when::dense_split, kShared},
+    Row{S::kUp, B::kGateUp, kInLayer, "mlp.up_proj.weight", "ffn_up.weight", shape::mlp_by_hidden, when::dense_split, kShared},
+    Row{S::kFusedGateUp, B::kGateUp, kInLayer, "mlp.gate_up_proj.weight", "ffn_up.weight", shape::mlps_by_hidden, when::fused, kShared},
     Row{S::kDown, B::kDown, kInLayer, "mlp.down_proj.weight", "ffn_down.weight", shape::hidden_by_mlp, when::dense, kShared},
+    Row{S::kMlpOutNorm, B::kMlpOutNorm, kInLayer, "post_feedforward_layernorm.weight", "post_ffw_norm.weight", shape::hidden, when::norm_after, kReplicated},
     Row{S::kFinalNorm, B::kFinalNorm, kAfter, "model.norm.weight", "output_norm.weight", shape::hidden, when::always, kReplicated},
     Row{S::kLmHead, B::kLmHead, kAfter, "lm_head.weight", "output.weight", shape::vocab_by_hidden, when::own_head, kReplicated},
     Row{S::kRouter, B::kRouter, kInLayer, "mlp.gate.weight", "ffn_gate_inp.weight", shape::experts_by_hidden, when::sparse, kReplicated},
@@ -96,7 +108,7 @@ constexpr std::array kRowsOfTable{
 static_assert(std::ranges::is_sorted(kRowsOfTable, {}, &Row::slot) &&
                   kRowsOfTable.size() == static_cast<std::size_t>(Slot::kSharedDown) + 1,
               "one row per slot, in order");
-static_assert(kNumBlockKinds == static_cast<std::size_t>(Block::kDownLoraB) + 1);
+static_assert(kNumBlockKinds == static_cast<std::size_t>(Block::kFusedGateUpLoraB) + 1);
 
 constexpr const Row& row_of(Slot slot) { return kRowsOfTable[static_cast<std::size_t>(slot)]; }
 
@@ -163,6 +175,8 @@ std::optional<Block> lora_b_of(Slot slot) noexcept {
     case Slot::kUp:
     case Slot::kSharedUp:
     case Slot::kExpertUp: return Block::kUpLoraB;
+    case Slot::kFusedQkv: return Block::kFusedQkvLoraB;
+    case Slot::kFusedGateUp: return Block::kFusedGateUpLoraB;
     case Slot::kDown:
     case Slot::kSharedDown:
     case Slot::kExpertDown: return Block::kDownLoraB;
@@ -204,6 +218,11 @@ TensorTablePtr make_tensor_table(const ModelConfig& config, Shard shard) {
 
 void check_shards(const ModelConfig& config, int size) {
   if (size == 1) return;
+  if (config.qk_norm_is_whole || config.fuses_projections)
+    fail(ErrorCode::kNotImplemented,
+         "{} devices cannot share the layers of this {} model: {}; one device (inference.parallel.tp = 1) is wanted", size,
+         config.model_type,
+         config.fuses_projections ? "q, k and v are one tensor, and so are gate and up" : "the norms of q and k are over all heads");
   constexpr std::int64_t kWidth = 8;  // of what kernels load at once
   const auto check = [&](const char* key, std::int64_t found, std::int64_t unit) {
     if (found % (size * unit) != 0)

@@ -20,6 +20,7 @@ enum class Slot : std::uint8_t {
   kQ,
   kK,
   kV,
+  kFusedQkv,  ///< in place of the three
   kQBias,
   kKBias,
   kVBias,
@@ -27,10 +28,13 @@ enum class Slot : std::uint8_t {
   kKNorm,
   kO,
   kOBias,
+  kAttentionOutNorm,
   kPostNorm,
   kGate,
   kUp,
+  kFusedGateUp,  ///< in place of the two
   kDown,
+  kMlpOutNorm,
   kFinalNorm,
   kLmHead,
   // Of layers that are mixtures of experts.
@@ -56,9 +60,11 @@ enum class Block : std::uint8_t {
   kKNorm,
   kO,
   kOBias,
+  kAttentionOutNorm,
   kPostNorm,
   kGateUp,
   kDown,
+  kMlpOutNorm,
   kFinalNorm,
   kLmHead,
   kRouter,      ///< experts have a kGateUp and a kDown each, and so have, without a number, those that are shared
@@ -75,8 +81,10 @@ enum class Block : std::uint8_t {
   kGateLoraB,
   kUpLoraB,
   kDownLoraB,
+  kFusedQkvLoraB,
+  kFusedGateUpLoraB,
 };
-inline constexpr std::size_t kNumBlockKinds = 26;
+inline constexpr std::size_t kNumBlockKinds = 30;
 
 /// Elements [begin, end) of the array behind all masters, gradients or moments.
 struct ElementRange {

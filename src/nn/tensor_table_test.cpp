@@ -85,7 +85,7 @@ TEST(TensorTable, MastersLieInOneArrayVectorsFirst) {
 }
 
 TEST(TensorTable, IsCountedWithoutBeingMade) {
-  for (const char* family : {"llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "mistral", "smollm3", "mixtral"})
+  for (const char* family : {"llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "mistral", "smollm3", "mixtral", "olmo2", "phi3"})
     for (const bool tied : {true, false}) {
       const ModelConfig config = config_of(family, tied);
       const TensorTablePtr table = make_tensor_table(config);
@@ -135,6 +135,47 @@ TEST(TensorTable, ExpertsMayHaveMixtralsNames) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), ::testing::HasSubstr(" intermediate_size = 24 is no multiple of 16"));
+  }
+}
+
+std::vector<std::string> layer_tensors(const std::string& family) {
+  std::vector<std::string> names;
+  const TensorTablePtr table = make_tensor_table(make_model_config(small_options(family)));
+  for (const TensorSpec& spec : table->tensors())
+    if (spec.layer == 0) names.push_back(spec.name.substr(15) + " " + spec.shape.to_string());
+  return names;
+}
+
+TEST(TensorTable, NormsMayStandBehindWhatTheyNormAndSpanAllHeads) {
+  EXPECT_THAT(
+      layer_tensors("olmo2"),
+      ::testing::ElementsAre("self_attn.q_proj.weight [128, 64]", "self_attn.k_proj.weight [64, 64]", "self_attn.v_proj.weight [64, 64]",
+                             "self_attn.q_norm.weight [128]", "self_attn.k_norm.weight [64]", "self_attn.o_proj.weight [64, 128]",
+                             "post_attention_layernorm.weight [64]", "mlp.gate_proj.weight [80, 64]", "mlp.up_proj.weight [80, 64]",
+                             "mlp.down_proj.weight [64, 80]", "post_feedforward_layernorm.weight [64]"));
+}
+
+TEST(TensorTable, ProjectionsMayBeOneTensor) {
+  EXPECT_THAT(layer_tensors("phi3"), ::testing::ElementsAre("input_layernorm.weight [64]", "self_attn.qkv_proj.weight [256, 64]",
+                                                            "self_attn.o_proj.weight [64, 128]", "post_attention_layernorm.weight [64]",
+                                                            "mlp.gate_up_proj.weight [160, 64]", "mlp.down_proj.weight [64, 80]"));
+  const ModelConfig config = make_model_config(small_options("phi3"));
+  const TensorTablePtr table = make_tensor_table(config);
+  EXPECT_EQ(table->blocks()[table->find(Block::kQkv, 1)].shape, (Shape{256, 64}));
+  EXPECT_EQ(table->blocks()[table->find(Block::kGateUp, 1)].shape, (Shape{160, 64}));
+}
+
+TEST(TensorTable, FamiliesThatDevicesCannotShareAreRefused) {
+  for (const char* family : {"olmo2", "phi3"}) {
+    const ModelConfig config = make_model_config(small_options(family));
+    EXPECT_NO_THROW(check_shards(config, 1));
+    try {
+      check_shards(config, 2);
+      ADD_FAILURE() << family;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kNotImplemented);
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("2 devices cannot share the layers of this " + std::string(family) + " model"));
+    }
   }
 }
 

@@ -26,7 +26,7 @@ void embedding(OpContext& ctx, TensorView out_TH, ConstTensorView table_VH, cons
 /// dtable_VH (fp32) += rows of dout_TH at ids_T, in token order.
 void embedding_backward(OpContext& ctx, TensorView dtable_VH, ConstTensorView dout_TH, ConstTensorView ids_T);
 
-/// y_RC = x_RC / sqrt(mean(x^2) + eps) * w_C; w fp32. Rows may be strided (QK-norm over [T*heads, D] slices).
+/// y_RC = x_RC / sqrt(mean(x^2) + eps) * w_C; w fp32. Rows may be strided (QK-norm over [T*heads, D] slices); y may be x.
 void rms_norm(OpContext& ctx, TensorView y_RC, ConstTensorView x_RC, ConstTensorView w_C, float eps);
 /// sum_RC = x + residual (rounded to the dtype), y = rms_norm(sum). Equal bit for bit to add followed by rms_norm.
 void add_rms_norm(OpContext& ctx, TensorView y_RC, TensorView sum_RC, ConstTensorView x_RC, ConstTensorView residual_RC,

@@ -20,6 +20,8 @@ nn::InitModelOptions sizes_of(const config::InitModelConfig& config) {
     case config::ModelFamily::kMistral: options.family = "mistral"; break;
     case config::ModelFamily::kSmolLm3: options.family = "smollm3"; break;
     case config::ModelFamily::kMixtral: options.family = "mixtral"; break;
+    case config::ModelFamily::kOlmo2: options.family = "olmo2"; break;
+    case config::ModelFamily::kPhi3: options.family = "phi3"; break;
   }
   options.vocab_size = config.vocab_size;
   options.hidden_size = config.hidden_size;

@@ -203,7 +203,10 @@ INSTANTIATE_TEST_SUITE_P(Models, CudaDecoderTest,
                                            Case{"mistral_window", DType::kBF16, ModelSize::kEven},
                                            Case{"qwen3_window", DType::kBF16, ModelSize::kEven},
                                            Case{"qwen2_window", DType::kF32, ModelSize::kSmall},
-                                           Case{"smollm3", DType::kBF16, ModelSize::kEven}));
+                                           Case{"smollm3", DType::kBF16, ModelSize::kEven}, Case{"olmo2", DType::kBF16, ModelSize::kSmall},
+                                           Case{"olmo2", DType::kBF16, ModelSize::kWide}, Case{"olmo2", DType::kBF16, ModelSize::kEven},
+                                           Case{"olmo2", DType::kF32, ModelSize::kSmall}, Case{"phi3", DType::kBF16, ModelSize::kSmall},
+                                           Case{"phi3", DType::kBF16, ModelSize::kEven}));
 
 }  // namespace
 }  // namespace prl::nn

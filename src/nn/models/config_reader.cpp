@@ -74,6 +74,19 @@ std::vector<std::int32_t> ConfigReader::ids(std::string_view key, std::string_vi
   return out;
 }
 
+std::vector<double> ConfigReader::numbers(std::string_view key, double min, double max) const {
+  const json::value* value = get(key);
+  const std::string wanted = fmt::format("a list of numbers in [{}, {}]", min, max);
+  if (value == nullptr || !value->is_array()) bad(key, wanted, value);
+  std::vector<double> out;
+  for (const json::value& item : value->get_array()) {
+    json::error_code error;
+    out.push_back(item.is_number() ? item.to_number<double>(error) : std::numeric_limits<double>::quiet_NaN());
+    if (error.failed() || !(out.back() >= min && out.back() <= max)) bad(key, wanted, &item);
+  }
+  return out;
+}
+
 std::optional<ConfigReader> ConfigReader::object(std::string_view key) const {
   const json::value* value = get(key);
   if (value == nullptr) return std::nullopt;

@@ -23,12 +23,16 @@ struct Family {
   /// Adds the family's own keys to a config.json made here.
   void (*describe)(const ModelConfig& config, boost::json::object& object);
   // Where config.json says nothing:
-  double partial_rotary_factor = 1.0;  ///< 1: whole heads, whatever it names
+  double partial_rotary_factor = 1.0;
   double rope_theta = 10000.0;
   bool tie_word_embeddings = false;
   double rms_norm_eps = 1e-6;
   std::int64_t max_position = 2048;
-  std::int64_t num_kv_heads = 0;  ///< 0: as many as heads, which null always means
+  std::int64_t original_max_position = 4096;  ///< of LongRoPE
+  std::int64_t num_kv_heads = 0;              ///< 0: as many as heads, which null always means
+  // What config.json may ask for:
+  bool rotates_parts = false;  ///< a partial_rotary_factor other than 1
+  bool has_long_rope = false;  ///< LongRoPE in place of Llama 3's scaling
 };
 
 /// All families of this build.
@@ -63,5 +67,7 @@ extern const Family kQwen3Family;
 extern const Family kQwen3MoeFamily;
 extern const Family kGlm4MoeFamily;
 extern const Family kMixtralFamily;
+extern const Family kOlmo2Family;
+extern const Family kPhi3Family;
 
 }  // namespace prl::nn

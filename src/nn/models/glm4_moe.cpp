@@ -62,6 +62,11 @@ void describe_glm4_moe(const ModelConfig& config, boost::json::object& object) {
 
 }  // namespace
 
-const Family kGlm4MoeFamily{"glm4_moe", "Glm4MoeForCausalLM", configure_glm4_moe, describe_glm4_moe, 0.5};
+const Family kGlm4MoeFamily{.model_type = "glm4_moe",
+                            .architecture = "Glm4MoeForCausalLM",
+                            .configure = configure_glm4_moe,
+                            .describe = describe_glm4_moe,
+                            .partial_rotary_factor = 0.5,
+                            .rotates_parts = true};
 
 }  // namespace prl::nn
