@@ -409,6 +409,28 @@ TEST_P(AdapterOfFamily, MergingGivesTheAdaptersModel) {
   EXPECT_GT(from_base, 1e-2);
 }
 
+/// Tensor by tensor, from the adapter's files: the values of a model that holds the adapter.
+TEST_P(AdapterOfFamily, FilesAreMergedAsTheModelIs) {
+  SmallModel model(GetParam(), true, 2);
+  Adapted adapted(model, DType::kF32, config_of(targets_in(GetParam(), kAll)));
+  const prl::testing::TempFolder folder;
+  save_peft_adapter(*adapted.weights, *adapted.trained.table(), folder.path());
+  const StoredAdapterPtr stored = read_peft_adapter(model.config, folder.path(), DType::kF32, *model.ctx().pool);
+  const std::vector<WeightSource> base = merged_sources(adapted.base), wanted = merged_sources(adapted.weights);
+  const auto values_of = [](const WeightSource& source) {
+    std::vector<float> values(static_cast<std::size_t>(source.shape.num_elements()));
+    source.read(0, values);
+    return values;
+  };
+  std::size_t num_adapted = 0;
+  for (std::size_t i = 0; i < base.size(); ++i) {
+    const std::vector<float> merged = values_of(merged_source(base[i], stored));
+    expect_same_bits(merged, values_of(wanted[i]), base[i].name);
+    num_adapted += merged != values_of(base[i]) ? 1 : 0;
+  }
+  EXPECT_EQ(2 * num_adapted, adapted.trained.named().size());
+}
+
 TEST(Peft, AnAdapterKnowsTheWeightsThatItWasTrainedOn) {
   SmallModel model("llama", true, 2);
   Adapted adapted(model, DType::kF32, config_of({"q_proj"}, 8));

@@ -85,7 +85,7 @@ void add_product(const FoundPart& found, std::int64_t first_row, std::int64_t co
 std::span<const float> values_of(const StoredAdapter& adapter, const std::string& name) {
   const auto spec = std::ranges::find(adapter.table->tensors(), name, &TensorSpec::name);
   if (spec == adapter.table->tensors().end()) return {};
-  const std::vector<float>& block = adapter.blocks[adapter.table->find(spec->block, spec->layer)];
+  const std::vector<float>& block = adapter.blocks[adapter.table->find(spec->block, spec->layer, spec->expert)];
   return std::span(block).subspan(static_cast<std::size_t>(spec->first_row * spec->shape[1]),
                                   static_cast<std::size_t>(spec->num_elements()));
 }
