@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""Mixtral, OLMo 2 and Phi-3 from nothing to RL in lock-step, with their files' own names of tensors and modules."""
+import json
+import os
+
+import harness
+from harness import check, prl
+
+STEPS = 4
+# What init-model is told, the modules that take adapters, and tensors of a layer that other families have under other names or not at all.
+FAMILIES = {
+    "mixtral": (["--num-experts", 6, "--num-experts-per-tok", 2], ["q_proj", "k_proj", "v_proj", "o_proj", "experts"],
+                ["block_sparse_moe.gate.weight", "block_sparse_moe.experts.5.w1.weight", "block_sparse_moe.experts.0.w3.weight"]),
+    "olmo2": ([], ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+              ["self_attn.q_norm.weight", "post_attention_layernorm.weight", "post_feedforward_layernorm.weight"]),
+    "phi3": ([], ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"], ["self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight"]),
+}
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def names_in(path):
+    data = path.read_bytes()
+    return set(json.loads(data[8:8 + int.from_bytes(data[:8], "little")])) - {"__metadata__"}
+
+
+def prepare(folder, family):
+    harness.tiny_model(folder / "model", "--family", family, *FAMILIES[family][0])
+    harness.sft_data(folder / "data.jsonl", 256)
+
+
+def fine_tune(folder, out, *flags, steps=STEPS):
+    prl("sft", "--model.name", folder / "model", "--data.name", folder / "data.jsonl", "--data.seq-len", 256, "--data.batch-size", 4, "--max-steps", steps,
+        "--optim.lr", "5e-3", "--output-dir", folder / out, "--ckpt", *flags)
+    return harness.tensor_digest(folder / out / f"weights/step_{steps}")
+
+
+def lora(section, family, *flags):
+    return [f"--{section}.lora.rank", 4, f"--{section}.lora.target-modules", json.dumps(FAMILIES[family][1]), *flags]
+
+
+def test_fine_tuning_gives_the_weights_of_one_rank_in_files_of_the_family():
+    for family, (_, _, tensors) in FAMILIES.items():
+        with harness.workspace(f"family-sft-{family}") as folder:
+            prepare(folder, family)
+            one = fine_tune(folder, "one")
+            check(one != harness.tensor_digest(folder / "model"), f"{family}: nothing was trained")
+            for name, flags in {"recomputed": ["--model.ac"], "gathered": ["--deployment.num-gpus", 2, "--model.reshard-after-forward"]}.items():
+                check(fine_tune(folder, name, *flags) == one, f"{family}, {name}: other weights than one rank")
+            saved = folder / f"one/weights/step_{STEPS}"
+            names = set().union(*(names_in(path) for path in saved.glob("model*.safetensors")))
+            check(names == names_in(folder / "model/model.safetensors"), f"{family}: other tensors than before: {names}")
+            check(names >= {f"model.layers.1.{tensor}" for tensor in tensors}, f"{family}: names of tensors: {sorted(names)}")
+            check(json.loads((saved / "config.json").read_text())["model_type"] == family, f"{family}: another config.json")
+
+
+def test_rl_in_lock_step():
+    for family in FAMILIES:
+        with harness.workspace(f"family-rl-{family}") as folder:
+            prepare(folder, family)
+            fine_tune(folder, "sft", steps=60)
+            config = harness.rl_config(folder / "rl.toml", folder / "sft/weights/step_60", max_async_level=0, max_steps=2)
+            for name, flags in {"whole": [], "adapter": lora("trainer.model", family)}.items():
+                prl("rl", "@", config, "--output-dir", folder / name, "--ckpt", "--trainer.compute.dtype", "bfloat16", *flags)
+                rows = harness.metrics(folder / name)
+                check(all(rows[step]["mismatch_kl/all/max"] == 0 for step in (1, 2)), f"{family}, {name}: sampler and trainer disagree")
+                check(any(rows[step]["optim/grad_norm"] > 0 for step in (1, 2)), f"{family}, {name}: nothing was trained")
+
+
+def test_adapters_have_the_names_of_the_familys_modules():
+    for family, (_, targets, _) in FAMILIES.items():
+        with harness.workspace(f"family-lora-{family}") as folder:
+            prepare(folder, family)
+            merged = fine_tune(folder, "one", *lora("model", family, "--ckpt.weights.save-adapter-separately", "--optim.lr", "2e-2", "--compute.dtype", "float32"))
+            adapter = next((folder / "one").rglob("adapter_model.safetensors"))
+            config = json.loads((adapter.parent / "adapter_config.json").read_text())
+            if family != "mixtral":  # whose experts are named one by one
+                check(sorted(config["target_modules"]) == sorted(targets), f"{family}: {config['target_modules']}")
+            prl("convert", folder / "model", folder / "merged", "--adapter", adapter.parent, "--dtype", "float32")
+            check(harness.tensor_digest(folder / "merged") == merged, f"{family}: merged by convert, other weights than the trainer's")
+            _, errors = prl("sft", "--model.name", folder / "model", "--data.name", folder / "data.jsonl", "--max-steps", 1, "--output-dir", folder / "no",
+                            "--model.lora.target-modules", '["query"]', expect=None)
+            check("'query' matches no module" in errors and targets[0] in errors, f"{family}: {errors[-1000:]}")
+
+
+def test_layers_that_cannot_be_shared_are_refused():
+    for family in ("olmo2", "phi3"):
+        with harness.workspace(f"family-shared-{family}") as folder:
+            prepare(folder, family)
+            said = "".join(prl("inference", "--model.name", folder / "model", "--parallel.tp", 2, "--compute.device", "cpu", "--server.port",
+                               harness.free_port(), expect=None))
+            check(f"2 devices cannot share the layers of this {family} model" in said, said[-1000:])
+
+
+harness.main(test_fine_tuning_gives_the_weights_of_one_rank_in_files_of_the_family, test_rl_in_lock_step, test_adapters_have_the_names_of_the_familys_modules,
+             test_layers_that_cannot_be_shared_are_refused)
