@@ -61,6 +61,14 @@ CASES = {
     "olmo2": ("Olmo2Config", dict(tie_word_embeddings=False, pad_token_id=None, num_attention_heads=6, num_key_value_heads=2, head_dim=16,
                                   rope_parameters=dict(rope_type="default", rope_theta=5e5)), torch.bfloat16, None),
     "olmo2_bias": ("Olmo2Config", dict(tie_word_embeddings=True, pad_token_id=None, attention_bias=True), torch.float32, None),
+    # The same base in both kinds of layers, of which one is scaled.
+    "olmo3": ("Olmo3Config", dict(tie_word_embeddings=False, pad_token_id=None, num_hidden_layers=3, sliding_window=20,
+                                  layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+                                  rope_parameters=dict(full_attention=dict(rope_type="yarn", rope_theta=5e4, factor=4.0, beta_fast=32.0, beta_slow=1.0,
+                                                                           original_max_position_embeddings=64, attention_factor=1.1),
+                                                       sliding_attention=dict(rope_type="default", rope_theta=5e4))), torch.float32, None),
+    "qwen3_yarn": ("Qwen3Config", dict(tie_word_embeddings=False, head_dim=32, rope_parameters=dict(rope_type="yarn", rope_theta=1e6, factor=8.0, truncate=False,
+                                                                                                    original_max_position_embeddings=32)), torch.bfloat16, None),
     "phi3": ("Phi3Config", dict(tie_word_embeddings=False, pad_token_id=None), torch.bfloat16, None),
     # All sequences are longer than the original length, or none is: a run here has one of the two lists of factors.
     "phi3_long": ("Phi3Config", dict(tie_word_embeddings=True, pad_token_id=None, hidden_size=96, rope_parameters=LONG_ROPE | dict(factor=2.0),

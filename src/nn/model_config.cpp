@@ -71,6 +71,40 @@ LongRope read_long_rope(const ConfigReader& reader, const ConfigReader& rope, co
   return out;
 }
 
+Yarn read_yarn(const ConfigReader& reader, const ConfigReader& rope, std::int64_t max_position) {
+  constexpr std::int64_t kMaxPosition = std::int64_t{1} << 31;
+  Yarn out;
+  out.original_max_position = reader.integer(
+      "original_max_position_embeddings", rope.integer("original_max_position_embeddings", max_position, 2, kMaxPosition), 2, kMaxPosition);
+  out.factor = rope.number("factor", static_cast<double>(max_position) / static_cast<double>(out.original_max_position), 1.0, 1e6);
+  out.beta_fast = rope.number("beta_fast", 32.0, 1e-6, 1e6);
+  out.beta_slow = rope.number("beta_slow", 1.0, 1e-6, 1e6);
+  out.truncates = rope.boolean("truncate", true);
+  const auto scale = [&](double m) { return out.factor <= 1.0 ? 1.0 : 0.1 * m * std::log(out.factor) + 1.0; };
+  const double mscale = rope.number("mscale", 0.0, 0.0, 1e6), of_all = rope.number("mscale_all_dim", 0.0, 0.0, 1e6);
+  out.attention_factor = rope.number("attention_factor", mscale > 0 && of_all > 0 ? scale(mscale) / scale(of_all) : scale(1.0), 0.0, 1e6);
+  return out;
+}
+
+/// The rotary parameters of full attention where a family has them by type of layer, and those of its windows into `config`.
+std::optional<ConfigReader> read_layer_ropes(const ConfigReader& reader, ModelConfig& config) {
+  config.window_rope_theta = config.rope_theta;
+  const std::optional<ConfigReader> all = reader.object("rope_parameters");
+  std::optional<ConfigReader> full = reader.object("rope_scaling");
+  if (!all || all->empty()) return full;
+  for (const char* key : {"rope_type", "rope_theta"})
+    if (all->has(key))
+      fail(ErrorCode::kNotImplemented,
+           "{}: key '{}' stands directly under 'rope_parameters'; of {} models tables 'full_attention' and "
+           "'sliding_attention' are wanted there",
+           reader.subject(), key, config.model_type);
+  if (const std::optional<ConfigReader> sliding = all->object("sliding_attention")) {
+    sliding->require_string("rope_type", "default", "default");
+    config.window_rope_theta = sliding->number("rope_theta", config.rope_theta, 1.0, 1e12);
+  }
+  return full && !full->empty() ? full : all->object("full_attention");
+}
+
 /// Which keys count is what transformers 5 does: a "rope_scaling" that is not empty replaces "rope_parameters" as a whole; a missing
 /// rope_theta comes from the top level; an "original_max_position_embeddings" at the top level wins over the inner one, and
 /// "max_position_embeddings" stands in where there is neither. A "partial_rotary_factor" of the inner table wins over that of the top
@@ -78,9 +112,14 @@ LongRope read_long_rope(const ConfigReader& reader, const ConfigReader& rope, co
 void read_rope(const ConfigReader& reader, const Family& family, ModelConfig& config) {
   constexpr std::int64_t kMaxPosition = std::int64_t{1} << 31;
   config.rope_theta = reader.number("rope_theta", family.rope_theta, 1.0, 1e12);
-  for (const char* key : {"rope_scaling", "rope_parameters"}) refuse_nested_rope(reader, key);
-  std::optional<ConfigReader> rope = reader.object("rope_scaling");
-  if (!rope || rope->empty()) rope = reader.object("rope_parameters");
+  std::optional<ConfigReader> rope;
+  if (family.has_layer_ropes) {
+    rope = read_layer_ropes(reader, config);
+  } else {
+    for (const char* key : {"rope_scaling", "rope_parameters"}) refuse_nested_rope(reader, key);
+    rope = reader.object("rope_scaling");
+    if (!rope || rope->empty()) rope = reader.object("rope_parameters");
+  }
   config.partial_rotary_factor = family.partial_rotary_factor;
   for (const ConfigReader* where : {&reader, rope ? &*rope : &reader}) {
     config.partial_rotary_factor = where->number("partial_rotary_factor", config.partial_rotary_factor, 0.0, 1.0);
@@ -96,9 +135,13 @@ void read_rope(const ConfigReader& reader, const Family& family, ModelConfig& co
     config.long_rope = read_long_rope(reader, *rope, family, config.max_position);
     return;
   }
+  if (type == "yarn" && !family.has_long_rope) {
+    config.yarn = read_yarn(reader, *rope, config.max_position);
+    return;
+  }
   if (type != "llama3" || family.has_long_rope)
-    fail(ErrorCode::kNotImplemented, "{}: key 'rope_type' is '{}'; of {} models this build knows 'default' and '{}'", rope->subject(), type,
-         family.model_type, family.has_long_rope ? "longrope" : "llama3");
+    fail(ErrorCode::kNotImplemented, "{}: key 'rope_type' is '{}'; of {} models this build knows 'default' and {}", rope->subject(), type,
+         family.model_type, family.has_long_rope ? "'longrope'" : "'llama3' and 'yarn'");
   config.rope_scaling.enabled = true;
   config.rope_scaling.factor = rope->number("factor", std::nullopt, 1.0, 1e6);
   config.rope_scaling.low_freq_factor = rope->number("low_freq_factor", std::nullopt, 1e-6, 1e6);
@@ -232,6 +275,14 @@ std::string to_config_json(const ModelConfig& config) {
                                           {"high_freq_factor", config.rope_scaling.high_freq_factor},
                                           {"original_max_position_embeddings", config.rope_scaling.original_max_position}};
   }
+  if (const std::optional<Yarn>& rope = config.yarn)
+    object["rope_scaling"] = json::object{{"rope_type", "yarn"},
+                                          {"factor", rope->factor},
+                                          {"beta_fast", rope->beta_fast},
+                                          {"beta_slow", rope->beta_slow},
+                                          {"truncate", rope->truncates},
+                                          {"attention_factor", rope->attention_factor},
+                                          {"original_max_position_embeddings", rope->original_max_position}};
   if (const std::optional<LongRope>& rope = config.long_rope) {
     object["rope_scaling"] = json::object{{"rope_type", "longrope"},
                                           {"short_factor", json::value_from(rope->short_factors)},

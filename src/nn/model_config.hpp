@@ -25,6 +25,16 @@ struct LongRope {
   bool operator==(const LongRope&) const = default;
 };
 
+/// YaRN (Peng et al. 2023), "rope_type": "yarn" of config.json: long waves are slowed by `factor`, those that turn beta_fast times within
+/// the original length are kept, those between this and beta_slow turns are blended.
+struct Yarn {
+  double factor = 1.0, beta_fast = 32.0, beta_slow = 1.0;
+  bool truncates = true;  ///< the pairs of elements between which it blends are whole numbers
+  std::int64_t original_max_position = 4096;
+  double attention_factor = 1.0;  ///< multiplies cosines and sines
+  bool operator==(const Yarn&) const = default;
+};
+
 /// How files call the matrices of a layer's experts: "mlp.experts.0.gate_proj", up_proj and down_proj, or as Mixtral's do
 /// "block_sparse_moe.experts.0.w1", w3 and w2.
 enum class ExpertNames : std::uint8_t { kProjections, kNumbered };
@@ -41,6 +51,9 @@ struct ModelConfig {
   /// Takes its long factors if max_position is larger than its original_max_position, else the short ones: a choice by the length of a
   /// text, as transformers makes it, would change the rows that were computed before.
   std::optional<LongRope> long_rope;
+  std::optional<Yarn> yarn;
+  /// Base of the angles in windowed layers, which are not scaled (OLMo 3); nullopt: all layers rotate alike.
+  std::optional<double> window_rope_theta;
   double partial_rotary_factor = 1.0;          ///< the part of a head, its first elements, that is rotated
   std::vector<std::int64_t> unrotated_layers;  ///< whose heads have no rotary positions (SmolLM3), ascending
   std::int64_t window = 0;                     ///< keys that a query of windowed_layers sees at most, its own included; 0: there are none

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cmath>
 #include <fstream>
 
 #include "base/error.hpp"
@@ -284,7 +285,45 @@ TEST_F(ModelConfigTest, Olmo2) {
             7298617344 - 32LL * (2 * 24 * 128 * 4096 + 24 * 128));
   EXPECT_TRUE(load(edit(kOlmo2, "\"attention_bias\": false", "\"attention_bias\": true")).attention_out_bias);
   expect_error(edit(kOlmo2, "\"attention_dropout\": 0.0", "\"attention_dropout\": 0.5"), ErrorCode::kNotImplemented, "attention_dropout");
-  expect_error(edit(kOlmo2, "\"use_cache\": true", R"("layer_types": ["sliding_attention"])"), ErrorCode::kNotImplemented, "layer_types");
+}
+
+// OLMo 3's config.json, with four layers.
+constexpr const char* kOlmo3 = R"({
+  "architectures": ["Olmo3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "eos_token_id": 100257, "hidden_act": "silu",
+  "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 11008,
+  "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"], "max_position_embeddings": 65536,
+  "model_type": "olmo3", "num_attention_heads": 32, "num_hidden_layers": 4, "num_key_value_heads": 32, "pad_token_id": 100277,
+  "rms_norm_eps": 1e-06, "rope_scaling": {"attention_factor": 1.2079441541679836, "beta_fast": 32, "beta_slow": 1, "factor": 8.0,
+  "original_max_position_embeddings": 8192, "rope_type": "yarn"}, "rope_theta": 500000, "sliding_window": 4096,
+  "tie_word_embeddings": false, "torch_dtype": "bfloat16", "use_cache": true, "vocab_size": 100278})";
+
+TEST_F(ModelConfigTest, Olmo3) {
+  const ModelConfig config = load(kOlmo3);
+  EXPECT_TRUE(config.qk_norm_is_whole && config.norms_outputs);
+  EXPECT_THAT(config.windowed_layers, ElementsAre(0, 1, 2));
+  EXPECT_EQ(config.window, 4096);
+  ASSERT_TRUE(config.yarn);
+  EXPECT_EQ(config.yarn->factor, 8.0);
+  EXPECT_EQ(config.yarn->original_max_position, 8192);
+  EXPECT_NEAR(config.yarn->attention_factor, 0.1 * std::log(8.0) + 1.0, 1e-12) << "what YaRN advises";
+  EXPECT_EQ(config.window_rope_theta, 500000.0);
+  const std::string types = R"("layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],)";
+  EXPECT_THAT(load(edit(kOlmo3, types, "")).windowed_layers, ElementsAre(0, 1, 2)) << "the family's own pattern";
+  // As transformers 5 writes it.
+  const auto nested = [](const std::string& sliding, const std::string& full) {
+    const std::string from = kOlmo3;
+    const std::size_t begin = from.find("\"rope_scaling\""), end = from.find(", \"sliding_window\"");
+    return from.substr(0, begin) + R"("rope_parameters": {"sliding_attention": )" + sliding + R"(, "full_attention": )" + full + "}" +
+           from.substr(end);
+  };
+  const ModelConfig new_style =
+      load(nested(R"({"rope_type": "default", "rope_theta": 1e4})", R"({"rope_type": "yarn", "rope_theta": 2e6, "factor": 4.0,
+                                            "original_max_position_embeddings": 16384})"));
+  EXPECT_EQ(new_style.window_rope_theta, 1e4);
+  EXPECT_EQ(new_style.rope_theta, 2e6);
+  EXPECT_EQ(new_style.yarn->factor, 4.0);
+  EXPECT_FALSE(load(nested(R"({"rope_type": "default"})", R"({"rope_type": "default"})")).yarn);
+  expect_error(nested(R"({"rope_type": "yarn", "factor": 4.0})", R"({"rope_type": "default"})"), ErrorCode::kNotImplemented, "rope_type");
 }
 
 // The published config.json of Phi-4, and what Phi-4-mini and Phi-3.5-mini have in other places; their lists of factors are shortened.
@@ -446,8 +485,8 @@ TEST_F(ModelConfigTest, RopeKeysOldAndNew) {
   EXPECT_FALSE(plain.rope_scaling.enabled);
   EXPECT_EQ(plain.rope_theta, 7000.0);
 
-  expect_error(edit(kSmolLM2, "\"rope_scaling\": null", R"("rope_scaling": {"type": "yarn", "factor": 4})"), ErrorCode::kNotImplemented,
-               "yarn");
+  expect_error(edit(kSmolLM2, "\"rope_scaling\": null", R"("rope_scaling": {"type": "dynamic", "factor": 4})"), ErrorCode::kNotImplemented,
+               "'rope_type' is 'dynamic'");
   expect_error(edit(kSmolLM2, "\"rope_scaling\": null", R"("rope_scaling": {"rope_type": "llama3"})"), ErrorCode::kCorrupt, "factor");
   expect_error(edit(kSmolLM2, "\"rope_scaling\": null", R"("rope_parameters": {"partial_rotary_factor": 0.5})"), ErrorCode::kNotImplemented,
                "partial_rotary_factor");
@@ -456,6 +495,22 @@ TEST_F(ModelConfigTest, RopeKeysOldAndNew) {
 }
 
 // The expected values are those of transformers 5.23: AutoConfig.from_pretrained, then standardize_rope_params as its models call it.
+TEST_F(ModelConfigTest, Yarn) {
+  const auto with = [](const std::string& keys) { return edit(kQwen3, "\"rope_scaling\": null", "\"rope_scaling\": {" + keys + "}"); };
+  const ModelConfig config = load(with(R"("rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768)"));
+  ASSERT_TRUE(config.yarn);
+  EXPECT_FALSE(config.rope_scaling.enabled);
+  EXPECT_EQ(config.yarn->original_max_position, 32768);
+  EXPECT_EQ(config.yarn->beta_fast, 32.0);
+  EXPECT_NEAR(config.yarn->attention_factor, 0.1 * std::log(4.0) + 1.0, 1e-12);
+  EXPECT_EQ(load(to_config_json(config)).yarn, config.yarn);
+  EXPECT_EQ(load(with(R"("type": "yarn", "factor": 4.0)")).yarn->original_max_position, 40960) << "max_position_embeddings";
+  const ModelConfig scaled = load(with(R"("type": "yarn", "factor": 40, "mscale": 0.5, "mscale_all_dim": 1.0, "truncate": false)"));
+  EXPECT_NEAR(scaled.yarn->attention_factor, (0.05 * std::log(40.0) + 1.0) / (0.1 * std::log(40.0) + 1.0), 1e-12);
+  EXPECT_FALSE(scaled.yarn->truncates);
+  expect_error(with(R"("type": "yarn", "factor": 0.5)"), ErrorCode::kCorrupt, "factor");
+}
+
 TEST_F(ModelConfigTest, RopeKeysSideBySideCountAsInTransformers) {
   const std::string llama3 =
       R"({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 512)";
@@ -561,6 +616,7 @@ TEST_F(ModelConfigTest, WhatInitModelWritesReadsBack) {
     EXPECT_EQ(read.rope_scaling.enabled, !family->has_long_rope);
     EXPECT_EQ(read.rope_scaling.original_max_position, made.rope_scaling.original_max_position);
     EXPECT_EQ(read.long_rope, made.long_rope);
+    EXPECT_EQ(read.window_rope_theta, made.window_rope_theta);
     EXPECT_EQ(read.num_experts, made.num_experts);
     EXPECT_EQ(read.expert_size, made.expert_size);
     EXPECT_THAT(read.eos_ids, ElementsAre(5));

@@ -136,7 +136,7 @@ TEST_P(PretrainedTest, ChecksumSeesEveryTensor) {
 
 INSTANTIATE_TEST_SUITE_P(Families, PretrainedTest,
                          ::testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "mistral", "smollm3", "mixtral", "olmo2",
-                                           "phi3", "qwen3_window"),
+                                           "phi3", "qwen3_window", "olmo3_window"),
                          [](const auto& test) { return test.param; });
 
 class GoldenModelTest : public ::testing::TestWithParam<std::string> {};

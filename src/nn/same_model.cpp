@@ -55,6 +55,10 @@ void check_same_model(const ModelConfig& wanted, const ModelConfig& found, const
          "{} is of another model: max_position_embeddings is {}, this one has {}, and only one of them is beyond "
          "'original_max_position_embeddings'",
          where.string(), found.max_position, wanted.max_position);
+  if (wanted.yarn != found.yarn)
+    fail(ErrorCode::kInvalidArgument, "{} is of another model: its YaRN ('rope_scaling', 'original_max_position_embeddings') is another",
+         where.string());
+  check("rope_theta of layers with windows", wanted.window_rope_theta.value_or(0), found.window_rope_theta.value_or(0));
   const RopeScaling &a = wanted.rope_scaling, &b = found.rope_scaling;
   check("rope_scaling", a.enabled, b.enabled);
   if (!a.enabled) return;

@@ -41,6 +41,7 @@ struct Weights {
   std::vector<PackedBlock> blocks;  ///< as table->blocks()
   Tensor flat;                      ///< what the blocks are parts of, where ops::shares_weights(): all masters in `compute`
   ops::RopeTable rope;              ///< shared between versions
+  ops::RopeTable window_rope;       ///< of layers with ModelConfig::window_rope_theta; undefined where there are none
   ops::RopeTable no_rope;           ///< of angles 0, for layers whose heads are not rotated; undefined where there are none
   AdapterPtr adapter;               ///< of rows that name no other; nullptr for none
   /// Of `blocks`, which all versions of an adapter share; nullptr: formed whenever it is asked for.
@@ -52,7 +53,10 @@ struct Weights {
   /// A norm or bias; undefined if the model has none.
   const Tensor& vector(Block block, std::int64_t layer = -1) const;
   const ops::LinearWeight& matrix(Block block, std::int64_t layer = -1, std::int64_t expert = -1) const;
-  const ops::RopeTable& rope_of(std::int64_t layer) const { return config.is_rotated(layer) ? rope : no_rope; }
+  const ops::RopeTable& rope_of(std::int64_t layer) const {
+    if (!config.is_rotated(layer)) return no_rope;
+    return config.window_rope_theta && config.is_windowed(layer) ? window_rope : rope;
+  }
   const Tensor& embedding_VH() const { return vector(Block::kEmbedding); }
   const ops::LinearWeight& lm_head() const { return matrix(Block::kLmHead); }
 };

@@ -21,6 +21,7 @@ nn::InitModelOptions sizes_of(const config::InitModelConfig& config) {
     case config::ModelFamily::kSmolLm3: options.family = "smollm3"; break;
     case config::ModelFamily::kMixtral: options.family = "mixtral"; break;
     case config::ModelFamily::kOlmo2: options.family = "olmo2"; break;
+    case config::ModelFamily::kOlmo3: options.family = "olmo3"; break;
     case config::ModelFamily::kPhi3: options.family = "phi3"; break;
   }
   options.vocab_size = config.vocab_size;

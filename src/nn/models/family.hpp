@@ -31,8 +31,9 @@ struct Family {
   std::int64_t original_max_position = 4096;  ///< of LongRoPE
   std::int64_t num_kv_heads = 0;              ///< 0: as many as heads, which null always means
   // What config.json may ask for:
-  bool rotates_parts = false;  ///< a partial_rotary_factor other than 1
-  bool has_long_rope = false;  ///< LongRoPE in place of Llama 3's scaling
+  bool rotates_parts = false;    ///< a partial_rotary_factor other than 1
+  bool has_long_rope = false;    ///< LongRoPE in place of Llama 3's scaling and YaRN
+  bool has_layer_ropes = false;  ///< rotary parameters by type of layer: those of full attention may be scaled
 };
 
 /// All families of this build.
@@ -53,8 +54,10 @@ std::vector<std::int64_t> layers_from(std::int64_t first, std::int64_t num_layer
 void read_window(const ConfigReader& reader, const WindowKeys& keys, ModelConfig& config);
 /// That of Qwen 2 and 3: layers from `max_window_layers` on have it.
 void read_qwen_window(const ConfigReader& reader, ModelConfig& config);
-/// Adds the keys that read_window() reads.
-void describe_window(const ModelConfig& config, bool is_switched, boost::json::object& object);
+/// Adds the keys that read_window() reads with these `keys`.
+void describe_window(const ModelConfig& config, const WindowKeys& keys, boost::json::object& object);
+/// Of families of which all layers have the window or none, without a switch.
+inline const WindowKeys kOneWindow{.is_switched = false, .are_layers_named = false};
 
 /// Refuses dropout, and other noise of training, that one of the keys asks for.
 void refuse_dropout(const ConfigReader& reader, std::initializer_list<const char*> keys);
@@ -68,6 +71,7 @@ extern const Family kQwen3MoeFamily;
 extern const Family kGlm4MoeFamily;
 extern const Family kMixtralFamily;
 extern const Family kOlmo2Family;
+extern const Family kOlmo3Family;
 extern const Family kPhi3Family;
 
 }  // namespace prl::nn

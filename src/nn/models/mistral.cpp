@@ -11,7 +11,7 @@ void configure_mistral(const ConfigReader& reader, ModelConfig& config) {
               config);
 }
 
-void describe_mistral(const ModelConfig& config, boost::json::object& object) { describe_window(config, /*is_switched=*/false, object); }
+void describe_mistral(const ModelConfig& config, boost::json::object& object) { describe_window(config, kOneWindow, object); }
 
 }  // namespace
 

@@ -26,7 +26,7 @@ void describe_mixtral(const ModelConfig& config, boost::json::object& object) {
   object["output_router_logits"] = false;
   object["router_aux_loss_coef"] = 0.001;
   object["router_jitter_noise"] = 0.0;
-  describe_window(config, /*is_switched=*/false, object);
+  describe_window(config, kOneWindow, object);
 }
 
 }  // namespace

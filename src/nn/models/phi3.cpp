@@ -16,7 +16,7 @@ void describe_phi3(const ModelConfig& config, boost::json::object& object) {
   object["embd_pdrop"] = 0.0;
   object["partial_rotary_factor"] = config.partial_rotary_factor;
   object["resid_pdrop"] = 0.0;
-  describe_window(config, /*is_switched=*/false, object);
+  describe_window(config, kOneWindow, object);
   // Overwritten where there are some; without the keys transformers takes ids of Phi-3's own vocabulary.
   for (const char* id : {"bos_token_id", "eos_token_id", "pad_token_id"}) object[id] = nullptr;
 }

@@ -10,7 +10,7 @@ void configure_qwen2(const ConfigReader& reader, ModelConfig& config) {
   read_qwen_window(reader, config);
 }
 
-void describe_qwen2(const ModelConfig& config, boost::json::object& object) { describe_window(config, /*is_switched=*/true, object); }
+void describe_qwen2(const ModelConfig& config, boost::json::object& object) { describe_window(config, {}, object); }
 
 }  // namespace
 

@@ -14,7 +14,7 @@ void configure_qwen3(const ConfigReader& reader, ModelConfig& config) {
 
 void describe_qwen3(const ModelConfig& config, boost::json::object& object) {
   object["attention_bias"] = config.attention_bias;
-  describe_window(config, /*is_switched=*/true, object);
+  describe_window(config, {}, object);
 }
 
 }  // namespace

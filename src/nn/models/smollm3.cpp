@@ -36,7 +36,7 @@ void describe_smollm3(const ModelConfig& config, boost::json::object& object) {
   object["no_rope_layers"] = std::move(marks);
   // Overwritten where there are some; without the keys transformers takes ids of SmolLM 3's own vocabulary.
   for (const char* id : {"bos_token_id", "eos_token_id", "pad_token_id"}) object[id] = nullptr;
-  describe_window(config, /*is_switched=*/true, object);
+  describe_window(config, {}, object);
 }
 
 }  // namespace

@@ -51,20 +51,20 @@ void read_window(const ConfigReader& reader, const WindowKeys& keys, ModelConfig
            config.model_type, window > 0 ? kSliding : kFull);
     layers = named;
   }
-  // One that all positions fit into changes nothing.
-  if (layers.empty() || window >= config.max_position) return;
+  // One that all positions fit into changes nothing, unless its layers rotate in another way.
+  if (layers.empty() || (window >= config.max_position && !config.window_rope_theta)) return;
   config.window = window;
   config.windowed_layers = std::move(layers);
 }
 
-void describe_window(const ModelConfig& config, bool is_switched, boost::json::object& object) {
-  if (is_switched) object["use_sliding_window"] = config.window > 0;
+void describe_window(const ModelConfig& config, const WindowKeys& keys, boost::json::object& object) {
+  if (keys.is_switched) object["use_sliding_window"] = config.window > 0;
   if (config.window == 0) {
-    if (!is_switched) object["sliding_window"] = nullptr;
+    if (!keys.is_switched) object["sliding_window"] = nullptr;
     return;
   }
   object["sliding_window"] = config.window;
-  if (static_cast<std::int64_t>(config.windowed_layers.size()) == config.num_layers && !is_switched) return;
+  if (!keys.are_layers_named) return;
   boost::json::array types;
   for (std::int64_t layer = 0; layer < config.num_layers; ++layer)
     types.emplace_back(boost::json::string_view((config.window_of(layer) > 0 ? kSliding : kFull)));
