@@ -3,6 +3,7 @@
 #include <boost/asio/bind_cancellation_slot.hpp>
 #include <boost/asio/cancellation_signal.hpp>
 #include <boost/asio/co_spawn.hpp>
+#include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/strand.hpp>
 
@@ -18,22 +19,24 @@
 namespace prl::net {
 namespace {
 
+/// Around an executor of known type, a strand fits into an any_io_executor and is copied and asked without the heap: at every step of a task.
+using Strand = asio::strand<asio::io_context::executor_type>;
+
 /// Without the strand of a coroutine that made the group: each task has its own, and one around another is asked at every step of both.
-asio::any_io_executor without_strand(asio::any_io_executor executor) {
-  if (const auto* strand = executor.target<asio::strand<asio::any_io_executor>>()) return strand->get_inner_executor();
-  return executor;
+asio::io_context& context_of(const asio::any_io_executor& executor) {
+  return static_cast<asio::io_context&>(asio::query(executor, asio::execution::context));
 }
 
 struct Task {
-  explicit Task(asio::strand<asio::any_io_executor> s) : strand(std::move(s)) {}
-  asio::strand<asio::any_io_executor> strand;
+  explicit Task(Strand s) : strand(std::move(s)) {}
+  Strand strand;
   asio::cancellation_signal signal;  // touched on the strand only
 };
 
 }  // namespace
 
 struct TaskGroup::State {
-  asio::any_io_executor executor;
+  asio::io_context* context = nullptr;
   std::string name;
   std::function<void(const Error&)> on_error;
   mutable std::mutex mutex;
@@ -72,7 +75,7 @@ struct TaskGroup::State {
 
 TaskGroup::TaskGroup(asio::any_io_executor executor, std::string name, std::function<void(const Error&)> on_error)
     : state_(std::make_shared<State>()) {
-  state_->executor = without_strand(std::move(executor));
+  state_->context = &context_of(executor);
   state_->name = std::move(name);
   state_->on_error = std::move(on_error);
 }
@@ -81,7 +84,7 @@ TaskGroup::~TaskGroup() { cancel(); }
 
 void TaskGroup::spawn(std::string what, asio::awaitable<void> task) {
   auto state = state_;
-  auto entry = std::make_shared<Task>(asio::make_strand(state->executor));
+  auto entry = std::make_shared<Task>(asio::make_strand(*state->context));
   std::list<std::shared_ptr<Task>>::iterator place;
   {
     std::lock_guard lock(state->mutex);
