@@ -11,6 +11,7 @@ std::uint64_t Task::key() const {
   parts["prompt"] = prompt;
   parts["answer"] = answer;
   parts["info"] = info;
+  if (row) parts["info"].get_object()["row"] = row->values;
   return hash_bytes(boost::json::serialize(parts));
 }
 

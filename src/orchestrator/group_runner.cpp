@@ -38,10 +38,9 @@ void keep_demonstration(const std::string& key, const env::Task& task, env::Epis
     return object != nullptr && object->is_object() ? object->get_object().if_contains(key) : nullptr;
   };
   const boost::json::value info = task.info;
-  const boost::json::value* row = task.info.if_contains("row");  // of an environment in Python
   const boost::json::value* found = find(&info);
   for (const char* part : {"info", "data"})
-    if (found == nullptr && row != nullptr && row->is_object()) found = find(row->get_object().if_contains(part));
+    if (found == nullptr && task.row) found = find(task.row->values.if_contains(part));
   const boost::json::value answer(key == "answer" && !task.answer.empty() ? boost::json::value(task.answer) : boost::json::value(nullptr));
   if (found == nullptr && !answer.is_null()) found = &answer;
   if (found == nullptr) return;

@@ -34,8 +34,10 @@ const json::value* find(const json::object& message, std::string_view key) {
 }  // namespace
 
 std::string encode_frame(const json::object& message, std::size_t max_bytes, const TextMember* more) {
+  const std::string text = text::to_json_text(message);
   std::string frame(kFrameHeaderBytes, '\0');
-  frame += text::to_json_text(message);
+  frame.reserve(kFrameHeaderBytes + text.size() + (more != nullptr ? more->key.size() + more->json.size() + 5 : 0));
+  frame += text;
   if (more != nullptr) {
     frame.back() = ',';  // messages have a type, so this is no empty object
     frame += '"';

@@ -1,5 +1,7 @@
 #include "env/python/player.hpp"
 
+#include <boost/json/monotonic_resource.hpp>
+
 #include <algorithm>
 #include <utility>
 
@@ -158,11 +160,24 @@ asio::awaitable<void> Player::stop() {
   calls_.clear();
 }
 
-std::string Player::frame_of(const json::object& call, json::object reply) const {
+std::string Player::frame_of(const json::object& call, json::object reply, const TextMember* more) const {
   reply["t"] = "model_reply";
   reply["call_id"] = text_member(call, "call_id");
   reply["run_id"] = text_member(call, "run_id");
-  return encode_frame(reply, run_->max_frame_bytes);
+  return encode_frame(reply, run_->max_frame_bytes, more);
+}
+
+std::string Player::frame_of(const json::object& call, const TrajectoryStep& step) const {
+  unsigned char bytes[1024];  // of all but the message
+  json::monotonic_resource memory(bytes, sizeof bytes);
+  json::object reply(&memory);
+  reply["finish_reason"] = step.finish_reason;
+  json::object& usage = reply["usage"].emplace_object();
+  usage["prompt_tokens"] = step.num_prompt_tokens;
+  usage["completion_tokens"] = step.num_completion_tokens;
+  const std::string message = text::to_json_text(step.completion);
+  const TextMember said{.key = "message", .json = message};
+  return frame_of(call, std::move(reply), &said);
 }
 
 asio::awaitable<void> Player::complete(json::object call, int attempt) {
@@ -299,18 +314,7 @@ asio::awaitable<std::string> Player::answer(const json::object& call, int attemp
   }
   const TrajectoryStep& step = record(call, std::move(prompt), turn);
   conversations_.release(*conversation, &step.prompt, &step.completion);
-  json::object usage;
-  usage["prompt_tokens"] = turn.num_prompt_tokens;
-  usage["completion_tokens"] = turn.num_completion_tokens;
-  json::object reply;
-  reply["finish_reason"] = turn.finish_reason;
-  reply["usage"] = std::move(usage);
-  reply["t"] = "model_reply";
-  reply["call_id"] = text_member(call, "call_id");
-  reply["run_id"] = text_member(call, "run_id");
-  const std::string message = text::to_json_text(step.completion);
-  const TextMember said{.key = "message", .json = message};
-  co_return encode_frame(reply, run_->max_frame_bytes, &said);
+  co_return frame_of(call, step);
 }
 
 json::array Player::conversation(std::string_view call_id) const {

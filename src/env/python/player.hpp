@@ -69,7 +69,8 @@ class Player {
   ChatRequest make_request(const boost::json::object& call);
   const TrajectoryStep& record(const boost::json::object& call, boost::json::array prompt, ChatTurn& turn);
   asio::awaitable<boost::json::object> judge(const boost::json::object& call);
-  std::string frame_of(const boost::json::object& call, boost::json::object reply) const;
+  std::string frame_of(const boost::json::object& call, boost::json::object reply, const TextMember* more = nullptr) const;
+  std::string frame_of(const boost::json::object& call, const TrajectoryStep& step) const;
   void limit_tokens(ChatRequest& request);
   void reap();
 

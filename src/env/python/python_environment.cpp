@@ -1,6 +1,7 @@
 #include "env/python/python_environment.hpp"
 
 #include <boost/asio/this_coro.hpp>
+#include <boost/json/monotonic_resource.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -190,15 +191,13 @@ std::int64_t PythonEnvironment::num_tasks(Split split) const {
 
 asio::awaitable<Task> PythonEnvironment::fetch_task(Split split, std::int64_t index) const {
   auto reading = pages_->row(split, index);
-  json::object row = co_await std::move(reading);
   Task task;
+  task.row = co_await std::move(reading);
   task.example_id = index;
   task.env_name = name();
-  task.prompt = optional_array(row, "prompt");
-  task.answer = optional_text(row, "answer");
-  // The row goes back to whoever plays it; its id and hash make the key.
+  task.prompt = optional_array(task.row->values, "prompt");
+  task.answer = optional_text(task.row->values, "answer");
   task.info["split"] = to_string(split);
-  task.info["row"] = std::move(row);
   co_return task;
 }
 
@@ -257,8 +256,11 @@ std::map<std::string, double> PythonEnvironment::gauges() const {
 
 json::array PythonEnvironment::tools(const Task&) const { return optional_array(loaded(), "tools"); }
 
-json::object PythonEnvironment::run_message(const Task& task, const RolloutContext& context, net::TimePoint now) const {
-  json::object message;
+/// In memory of its own: it is made on one thread, then changed and dropped on the pool's.
+json::object PythonEnvironment::run_message(const Task& task, const RolloutContext& context, const json::object& sampling,
+                                            net::TimePoint now) const {
+  json::object message(json::make_shared_resource<json::monotonic_resource>(2048));
+  message.reserve(16);
   message["env_key"] = kEnvKey;
   message["split"] = text_member(task.info, "split");
   message["mode"] = context.is_training ? "train" : "eval";
@@ -274,17 +276,9 @@ json::object PythonEnvironment::run_message(const Task& task, const RolloutConte
   // A group's worker may die before the scores are asked: then the sample has to tell the messages.
   if (!scores_groups()) message["want"] = json::object{{"brief", true}};
   message["model"] = options_.model;
-  message["sampling"] = sampling_json(context.sampling);
+  message["sampling"] = sampling;
   message["deadline_s"] = std::max(0.001, std::chrono::duration<double>(context.deadline - now).count());
   return message;
-}
-
-/// The row of the task as a worker gets it.
-std::shared_ptr<const std::string> PythonEnvironment::row_text(const Task& task) const {
-  const json::object& row = object_member(task.info, "row");
-  const Split split = text_member(task.info, "split") == to_string(Split::kTrain) ? Split::kTrain : Split::kEval;
-  auto known = pages_->text(split, task.example_id, optional_text(row, "hash"));
-  return known ? known : std::make_shared<const std::string>(task_text(row));
 }
 
 /// What one sample tells of its rollout, but for the reward.
@@ -369,23 +363,21 @@ void PythonEnvironment::fill(Episode& episode, const json::object& result, Playe
 }
 
 asio::awaitable<Episode> PythonEnvironment::run(Task task, RolloutContext context) const {
-  PRL_CHECK(context.client != nullptr, "{}: a rollout needs a chat client", name());
+  PRL_CHECK(context.client != nullptr && task.row != nullptr, "{}: a rollout needs a chat client and a task of this environment", name());
   Episode episode;
   episode.trajectory_id = context.trajectory_id;
   episode.example_id = task.example_id;
   episode.env_name = name();
-  episode.prompt = task.prompt;
-  episode.answer = task.answer;
+  episode.prompt = std::move(task.prompt);
+  episode.answer = std::move(task.answer);
   episode.temperature = context.sampling.temperature;
   episode.timing.start_time = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
   const net::TimePoint begin = net::Clock::now();
-  json::object message = run_message(task, context, begin);
-  json::object sampling = object_member(message, "sampling");
-  RunRequest request;
-  request.message = std::move(message);
-  request.row = row_text(task);
-  request.task = fmt::format("{}:{}", text_member(task.info, "split"), task.example_id);
-  request.group = scores_groups() ? context.group_id : std::string();
+  json::object sampling = sampling_json(context.sampling);
+  RunRequest request{.message = run_message(task, context, sampling, begin),
+                     .row = std::shared_ptr<const std::string>(task.row, &task.row->text),
+                     .task = fmt::format("{}:{}", text_member(task.info, "split"), task.example_id),
+                     .group = scores_groups() ? context.group_id : std::string()};
   const std::shared_ptr<PooledRun> run = pool().submit(std::move(request));
   RunGuard guard(run);
   const auto executor = co_await asio::this_coro::executor;

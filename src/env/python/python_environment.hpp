@@ -65,8 +65,8 @@ class PythonEnvironment final : public Environment {
   WorkerPool& pool() const;
   const boost::json::object& loaded() const;
   asio::awaitable<std::vector<boost::json::object>> read_rows(Split split, std::int64_t offset, std::int64_t limit) const;
-  std::shared_ptr<const std::string> row_text(const Task& task) const;
-  boost::json::object run_message(const Task& task, const RolloutContext& context, net::TimePoint now) const;
+  boost::json::object run_message(const Task& task, const RolloutContext& context, const boost::json::object& sampling,
+                                  net::TimePoint now) const;
   void fill(Episode& episode, const boost::json::object& result, class Player& player, const RolloutContext& context) const;
   void fill_seat(Episode& episode, const boost::json::object& sample, const boost::json::object& result, boost::json::array conversation,
                  const Player& player) const;

@@ -508,7 +508,8 @@ TEST_F(PythonEnvironmentTest, NumbersOfAnySizeKeepTheirDigitsBothWays) {
   wanted.settings.state_columns = {"number"};
   const PythonEnvironment& environment = make(std::move(wanted));
   const Task task = environment.task(Split::kTrain, 1);
-  EXPECT_NE(text::to_json_text(task.info).find("\"number\":" + number), std::string::npos) << text::to_json_text(task.info);
+  ASSERT_NE(task.row, nullptr);
+  EXPECT_NE(task.row->text.find("\"number\":" + number), std::string::npos) << task.row->text;
   const std::vector<Episode> episodes = play(1);
   expect_solved(episodes);
   EXPECT_EQ(text::to_json_text(episodes[0].info.at("number")), number) << "the row went there and came back";

@@ -11,6 +11,18 @@ namespace prl::env::python {
 
 namespace json = boost::json;
 
+namespace {
+
+/// What `run` tells of a row as its `task`.
+std::string task_text(const json::object& row) {
+  json::object named;
+  for (const char* key : {"index", "id", "hash", "data"})
+    if (const json::value* value = row.if_contains(key)) named[key] = *value;
+  return text::to_json_text(named);
+}
+
+}  // namespace
+
 TaskPages::Page TaskPages::find(const Key& key) {
   for (auto it = kept_.begin(); it != kept_.end(); ++it)
     if (it->key == key) {
@@ -22,9 +34,8 @@ TaskPages::Page TaskPages::find(const Key& key) {
 
 void TaskPages::keep(const Key& key, Page page) {
   std::size_t size = 0;
-  for (const json::object& row : *page) size += text::to_json_text(row).size();
-  kept_.push_front({key, std::move(page), 2 * size, {}});
-  kept_.front().texts.resize(kept_.front().page->size());
+  for (const TaskRow& row : *page) size += 2 * text::to_json_text(row.values).size() + row.text.size();
+  kept_.push_front({key, std::move(page), size});
   num_bytes_ += kept_.front().num_bytes;
   while (num_bytes_ > options_.max_bytes && kept_.size() > 1) {
     num_bytes_ -= kept_.back().num_bytes;
@@ -37,7 +48,12 @@ asio::awaitable<TaskPages::Page> TaskPages::read_page(Key key) {
   std::exception_ptr failure;
   try {
     auto reading = read_(key.first, key.second * options_.page_rows, options_.page_rows);
-    page = std::make_shared<const std::vector<json::object>>(co_await std::move(reading));
+    std::vector<TaskRow> rows;
+    for (json::object& row : co_await std::move(reading)) {
+      std::string text = task_text(row);
+      rows.push_back({std::move(row), std::move(text)});
+    }
+    page = std::make_shared<const std::vector<TaskRow>>(std::move(rows));
   } catch (const std::exception&) {
     failure = std::current_exception();
   }
@@ -56,7 +72,7 @@ asio::awaitable<TaskPages::Page> TaskPages::read_page(Key key) {
   co_return page;
 }
 
-asio::awaitable<json::object> TaskPages::row(Split split, std::int64_t index) {
+asio::awaitable<std::shared_ptr<const TaskRow>> TaskPages::row(Split split, std::int64_t index) {
   const Key key{split, index / options_.page_rows};
   Page page;
   for (int attempt = 0; !page; ++attempt) {
@@ -82,26 +98,7 @@ asio::awaitable<json::object> TaskPages::row(Split split, std::int64_t index) {
   }
   const auto place = static_cast<std::size_t>(index % options_.page_rows);
   if (place >= page->size()) fail(ErrorCode::kNotFound, "task {}: the data set ends before it", index);
-  co_return (*page)[place];
-}
-
-std::string task_text(const json::object& row) {
-  json::object named;
-  for (const char* key : {"index", "id", "hash", "data"})
-    if (const json::value* value = row.if_contains(key)) named[key] = *value;
-  return text::to_json_text(named);
-}
-
-std::shared_ptr<const std::string> TaskPages::text(Split split, std::int64_t index, std::string_view hash) {
-  std::lock_guard lock(mutex_);
-  const auto place = static_cast<std::size_t>(index % options_.page_rows);
-  const Page page = find({split, index / options_.page_rows});
-  if (!page || place >= page->size()) return nullptr;
-  const json::value* kept = (*page)[place].if_contains("hash");
-  if (kept == nullptr || !text::is_text(*kept) || std::string_view(kept->get_string()) != hash) return nullptr;
-  auto& known = kept_.front().texts[place];
-  if (!known) known = std::make_shared<const std::string>(task_text((*page)[place]));
-  return known;
+  co_return std::shared_ptr<const TaskRow>(page, &(*page)[place]);
 }
 
 std::int64_t TaskPages::num_reads() const {

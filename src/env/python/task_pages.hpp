@@ -18,13 +18,10 @@ namespace prl::env::python {
 
 namespace asio = boost::asio;
 
-/// What `run` tells of a row as its `task`, JSON text.
-std::string task_text(const boost::json::object& row);
-
 /// The rows of a data set that lies in another process: read in pages, the pages used last are kept. Any thread.
 class TaskPages {
  public:
-  using Page = std::shared_ptr<const std::vector<boost::json::object>>;  ///< rows, in order
+  using Page = std::shared_ptr<const std::vector<TaskRow>>;  ///< in order
   struct Options {
     std::int64_t page_rows = 64;
     std::size_t max_bytes = std::size_t{64} << 20;  ///< of the pages that are kept, about
@@ -34,9 +31,8 @@ class TaskPages {
 
   TaskPages(Options options, Read read) : options_(options), read_(std::move(read)) {}
   /// Error{kNotFound} if the data set ends before `index`; whatever Read throws. Callers that want the same page share one reading.
-  asio::awaitable<boost::json::object> row(Split split, std::int64_t index);
-  /// The row as `task` of a rollout, JSON text, if it is among the pages that are kept and has this hash; else null.
-  std::shared_ptr<const std::string> text(Split split, std::int64_t index, std::string_view hash);
+  /// The text of a row is the `task` of its rollouts.
+  asio::awaitable<std::shared_ptr<const TaskRow>> row(Split split, std::int64_t index);
   std::int64_t num_reads() const;
 
  private:
@@ -45,7 +41,6 @@ class TaskPages {
     Key key;
     Page page;
     std::size_t num_bytes = 0;
-    std::vector<std::shared_ptr<const std::string>> texts;  ///< of rows that were asked for
   };
   Page find(const Key& key);
   void keep(const Key& key, Page page);

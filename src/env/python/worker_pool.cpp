@@ -78,7 +78,7 @@ struct WorkerPool::Impl : std::enable_shared_from_this<Impl> {
     std::shared_ptr<const std::string> row;  ///< `task` of the message
     std::string session;                     ///< of the first attempt
     std::string group;
-    std::string wire_id;  ///< of the present attempt
+    std::string wire_id = {};                ///< of the present attempt
     int worker = -1;
     std::int64_t num_open_calls = 0;
     bool is_orphan = false;  ///< cancelled: nobody hears of its end
@@ -687,12 +687,12 @@ std::shared_ptr<PooledRun> WorkerPool::submit(RunRequest request) {
   }
   auto run = std::make_shared<Impl::Run>(impl_, id);
   impl_->post([run, id, request = std::move(request)](Impl& self) mutable {
-    Impl::Entry entry;
-    entry.run = run;
-    entry.session = optional_text(request.message, "session_id");
-    entry.message = std::move(request.message);
-    entry.row = std::move(request.row);
-    entry.group = request.group;
+    std::string session = optional_text(request.message, "session_id");
+    Impl::Entry entry{.run = run,
+                      .message = std::move(request.message),  // constructed, not assigned: that keeps it in its memory
+                      .row = std::move(request.row),
+                      .session = std::move(session),
+                      .group = request.group};
     self.runs.emplace(id, std::move(entry));
     self.scheduler.submit(id, std::move(request.task), std::move(request.group));
     self.wake.notify();
