@@ -19,7 +19,8 @@
 namespace prl::net {
 namespace {
 
-/// Around an executor of known type, a strand fits into an any_io_executor and is copied and asked without the heap: at every step of a task.
+/// Around an executor of known type, a strand fits into an any_io_executor and is copied and asked without the heap: at every step of a
+/// task.
 using Strand = asio::strand<asio::io_context::executor_type>;
 
 /// Without the strand of a coroutine that made the group: each task has its own, and one around another is asked at every step of both.
