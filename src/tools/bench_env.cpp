@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <sys/resource.h>
+#include <time.h>
 #include <unistd.h>
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
@@ -49,17 +50,34 @@ json::object arguments_for(const json::value& tool) {
   return arguments;
 }
 
+std::int64_t thread_cpu_ns() {
+  timespec now{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return std::int64_t{1'000'000'000} * now.tv_sec + now.tv_nsec;
+}
+
 class SteadyModel final : public env::ChatClient {
  public:
-  explicit SteadyModel(const BenchEnvOptions& options) : options_(options) {}
+  /// `cpu_ns` counts what making the replies takes.
+  SteadyModel(const BenchEnvOptions& options, std::atomic<std::int64_t>& cpu_ns) : options_(options), cpu_ns_(cpu_ns) {}
 
   asio::awaitable<env::ChatTurn> complete(env::ChatRequest request) override {
     if (options_.latency.count() > 0) co_await net::sleep_for(options_.latency);
+    const std::int64_t begin = thread_cpu_ns();
+    env::ChatTurn turn = reply_to(request);
+    cpu_ns_ += thread_cpu_ns() - begin;
+    co_return turn;
+  }
+
+ private:
+  env::ChatTurn reply_to(const env::ChatRequest& request) {
     env::ChatTurn turn;
     turn.message = json::object{{"role", "assistant"}};
     const bool calls_tool = !request.tools.empty() && num_calls_++ == 0;
-    turn.message["content"] =
-        calls_tool ? json::value(nullptr) : json::value(std::string(static_cast<std::size_t>(options_.reply_chars), 'x'));
+    if (calls_tool)
+      turn.message["content"] = nullptr;
+    else
+      turn.message["content"] = json::string(static_cast<std::size_t>(options_.reply_chars), 'x');
     if (calls_tool) {
       boost::system::error_code ec;
       const json::value* name = request.tools.front().find_pointer("/function/name", ec);
@@ -75,11 +93,11 @@ class SteadyModel final : public env::ChatClient {
     turn.finish_reason = calls_tool ? "tool_calls" : "stop";
     turn.num_prompt_tokens = 1;
     turn.num_completion_tokens = std::max<std::int64_t>(1, options_.reply_chars / 4);
-    co_return turn;
+    return turn;
   }
 
- private:
   const BenchEnvOptions& options_;
+  std::atomic<std::int64_t>& cpu_ns_;
   int num_calls_ = 0;
 };
 
@@ -130,6 +148,7 @@ struct Round {
   std::atomic<std::int64_t> next{0};
   std::atomic<std::int64_t> num_failed{0};
   std::atomic<std::int64_t> num_calls{0};
+  std::atomic<std::int64_t> model_cpu_ns{0};
   std::mutex mutex;
   std::string failure;  ///< the last one; guarded by mutex
 };
@@ -137,10 +156,10 @@ struct Round {
 asio::awaitable<void> play_some(Round* round) {
   const BenchEnvOptions& options = *round->options;
   for (std::int64_t i = round->next++; i < round->num_rollouts; i = round->next++) {
-    SteadyModel model(options);
+    SteadyModel model(options, round->model_cpu_ns);
     env::RolloutContext context;
     context.client = &model;
-    context.open_conversation = [&options](const std::string&) { return std::make_unique<SteadyModel>(options); };
+    context.open_conversation = [round](const std::string&) { return std::make_unique<SteadyModel>(*round->options, round->model_cpu_ns); };
     context.trajectory_id = fmt::format("bench-{}", i);
     context.group_id = context.trajectory_id;
     context.seed = static_cast<std::uint64_t>(i);
@@ -194,6 +213,7 @@ std::string bench_environment(const BenchEnvOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
   play(round);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const double own = own_cpu_s() - own_before;  // looking for the workers takes some of it
   const Usage after = usage_of_children();
   const auto count = static_cast<double>(options.num_rollouts);
   json::object out;
@@ -203,8 +223,10 @@ std::string bench_environment(const BenchEnvOptions& options) {
   out["seconds"] = seconds;
   out["rollouts_per_s"] = count / seconds;
   out["calls_per_rollout"] = static_cast<double>(round.num_calls.load()) / count;
-  out["cpu_ms_per_rollout"] =
-      json::object{{"here", 1e3 * (own_cpu_s() - own_before) / count}, {"workers", 1e3 * (after.cpu_s - before.cpu_s) / count}};
+  // What stands in for the model is part of `here`.
+  out["cpu_ms_per_rollout"] = json::object{{"here", 1e3 * own / count},
+                                           {"stand_in_model", 1e-6 * static_cast<double>(round.model_cpu_ns.load()) / count},
+                                           {"workers", 1e3 * (after.cpu_s - before.cpu_s) / count}};
   out["memory_mb_of_workers"] = after.memory_mb;
   out["failed"] = round.num_failed.load();
   if (!round.failure.empty()) out["last_failure"] = round.failure;

@@ -19,8 +19,9 @@ struct BenchEnvOptions {
 };
 
 /// What an environment costs besides the model: plays its tasks, again and again, against a model that answers after `latency` with a text
-/// of `reply_chars`, or first calls the first tool it is offered. One JSON object: rollouts_per_s; cpu_ms_per_rollout of this process and
-/// of its workers; memory_mb of the workers; calls_per_rollout; failed; the last failure. Blocks. Error{kInvalidArgument} without tasks.
+/// of `reply_chars`, or first calls the first tool it is offered. One JSON object: rollouts_per_s; cpu_ms_per_rollout of this process, of
+/// what stands in for the model within it, and of its workers; memory_mb of the workers; calls_per_rollout; failed; the last failure.
+/// Blocks. Error{kInvalidArgument} without tasks.
 std::string bench_environment(const BenchEnvOptions& options);
 
 }  // namespace prl::tools
