@@ -31,6 +31,17 @@ const json::value* find(const json::object& message, std::string_view key) {
   fail(ErrorCode::kCorrupt, "message '{}' of a Python worker: {} is {}, wanted {}", type_of(message), key, text, wanted);
 }
 
+bool is_integer(const json::value& value) noexcept { return value.is_int64(); }
+bool is_object(const json::value& value) noexcept { return value.is_object(); }
+bool is_array(const json::value& value) noexcept { return value.is_array(); }
+
+/// `value`, which is what was found at `key` of the message, if it is of the type.
+const json::value& wanted_at(const json::object& message, std::string_view key, const json::value* value,
+                             bool (*is_wanted)(const json::value&) noexcept, std::string_view wanted) {
+  if (value == nullptr || !is_wanted(*value)) wrong(message, key, wanted);
+  return *value;
+}
+
 }  // namespace
 
 std::string encode_frame(const json::object& message, std::size_t max_bytes, const TextMember* more) {
@@ -74,35 +85,29 @@ json::object decode_payload(std::string_view payload) {
 }
 
 std::string text_member(const json::object& message, std::string_view key) {
-  const json::value* value = find(message, key);
-  if (value == nullptr || !text::is_text(*value)) wrong(message, key, "a text");
-  return std::string(value->get_string());
+  return std::string(wanted_at(message, key, find(message, key), &text::is_text, "a text").get_string());
 }
 
 std::int64_t integer_member(const json::object& message, std::string_view key) {
-  const json::value* value = find(message, key);
-  if (value == nullptr || !value->is_int64()) wrong(message, key, "an integer");
-  return value->get_int64();
+  return wanted_at(message, key, find(message, key), &is_integer, "an integer").get_int64();
 }
 
 const json::object& object_member(const json::object& message, std::string_view key) {
-  const json::value* value = find(message, key);
-  if (value == nullptr || !value->is_object()) wrong(message, key, "an object");
-  return value->get_object();
+  return wanted_at(message, key, find(message, key), &is_object, "an object").get_object();
 }
 
 const json::array& array_member(const json::object& message, std::string_view key) {
-  const json::value* value = find(message, key);
-  if (value == nullptr || !value->is_array()) wrong(message, key, "a list");
-  return value->get_array();
+  return wanted_at(message, key, find(message, key), &is_array, "a list").get_array();
 }
 
 std::string optional_text(const json::object& message, std::string_view key) {
-  return find(message, key) != nullptr ? text_member(message, key) : std::string();
+  const json::value* value = find(message, key);
+  return value != nullptr ? std::string(wanted_at(message, key, value, &text::is_text, "a text").get_string()) : std::string();
 }
 
 std::int64_t optional_integer(const json::object& message, std::string_view key, std::int64_t fallback) {
-  return find(message, key) != nullptr ? integer_member(message, key) : fallback;
+  const json::value* value = find(message, key);
+  return value != nullptr ? wanted_at(message, key, value, &is_integer, "an integer").get_int64() : fallback;
 }
 
 double optional_number(const json::object& message, std::string_view key, double fallback) {
@@ -122,12 +127,14 @@ bool optional_bool(const json::object& message, std::string_view key, bool fallb
 
 const json::object& optional_object(const json::object& message, std::string_view key) {
   static const json::object kNone;
-  return find(message, key) != nullptr ? object_member(message, key) : kNone;
+  const json::value* value = find(message, key);
+  return value != nullptr ? wanted_at(message, key, value, &is_object, "an object").get_object() : kNone;
 }
 
 const json::array& optional_array(const json::object& message, std::string_view key) {
   static const json::array kNone;
-  return find(message, key) != nullptr ? array_member(message, key) : kNone;
+  const json::value* value = find(message, key);
+  return value != nullptr ? wanted_at(message, key, value, &is_array, "a list").get_array() : kNone;
 }
 
 }  // namespace prl::env::python

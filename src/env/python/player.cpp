@@ -118,7 +118,7 @@ asio::awaitable<std::optional<RunEvent>> Player::until_end(net::TimePoint deadli
     if (!event || event->kind == RunEvent::Kind::kEnded) co_return event;
     switch (event->kind) {
       case RunEvent::Kind::kCall: {
-        reap();
+        if (calls_.size() >= 32) reap();
         const std::string id = text_member(event->message, "call_id");
         auto& group = calls_[id];
         group = std::make_unique<net::TaskGroup>(executor_, "model call " + id);
@@ -146,11 +146,11 @@ asio::awaitable<std::optional<RunEvent>> Player::until_end(net::TimePoint deadli
 }
 
 void Player::reap() {
-  if (calls_.size() < 32) return;
   std::erase_if(calls_, [](const auto& call) { return call.second->stats().num_running == 0; });
 }
 
 asio::awaitable<void> Player::stop() {
+  reap();
   for (const auto& [id, group] : calls_) group->cancel();
   for (const auto& [id, group] : calls_) {
     auto joining = group->join(net::Clock::now() + 30s);
@@ -205,14 +205,13 @@ asio::awaitable<void> Player::complete(json::object call, int attempt) {
 }
 
 /// All but the messages.
-ChatRequest Player::make_request(const json::object& call) {
+ChatRequest Player::make_request(const json::object& call, const std::string& session) {
   ChatRequest request;
   request.tools = plain_tools(optional_array(call, "tools"));
   request.sampling = context_->sampling;
   const auto left_out = apply_sampling(request.sampling, optional_object(call, "sampling"), sent_sampling_, context_->is_training);
   for (const std::string& key : left_out) log::debug("rollout {}: the environment's sampling.{} is not used", context_->trajectory_id, key);
   request.deadline = context_->deadline;
-  const std::string session = text_member(call, "session_id") + optional_text(call, "purpose");
   auto [it, is_new] = sessions_.try_emplace(session, sessions_.size(), 0);
   auto& [ordinal, num_calls] = it->second;
   if (context_->seed) {
@@ -281,7 +280,8 @@ asio::awaitable<json::object> Player::judge(const json::object& call) {
 
 /// The frame of the model_reply. `call` lives until then.
 asio::awaitable<std::string> Player::answer(const json::object& call, int attempt) {
-  if (optional_text(call, "purpose") == "judge") {
+  const std::string purpose = optional_text(call, "purpose");
+  if (purpose == "judge") {
     auto judging = judge(call);
     json::object said = co_await std::move(judging);
     co_return frame_of(call, std::move(said));
@@ -291,9 +291,9 @@ asio::awaitable<std::string> Player::answer(const json::object& call, int attemp
   Conversations::Conversation* conversation = nullptr;
   {
     std::lock_guard lock(mutex_);
-    request = make_request(call);
-    if (optional_text(call, "purpose") != "side") limit_tokens(request);
-    const std::string session = text_member(call, "session_id") + optional_text(call, "purpose");
+    const std::string session = text_member(call, "session_id") + purpose;
+    request = make_request(call, session);
+    if (purpose != "side") limit_tokens(request);
     conversation = &conversations_.acquire(session, array_member(call, "messages"), request.messages);
     client = conversation->client;
   }

@@ -66,7 +66,7 @@ class Player {
   };
   asio::awaitable<void> complete(boost::json::object call, int attempt);
   asio::awaitable<std::string> answer(const boost::json::object& call, int attempt);
-  ChatRequest make_request(const boost::json::object& call);
+  ChatRequest make_request(const boost::json::object& call, const std::string& session);
   const TrajectoryStep& record(const boost::json::object& call, boost::json::array prompt, ChatTurn& turn);
   asio::awaitable<boost::json::object> judge(const boost::json::object& call);
   std::string frame_of(const boost::json::object& call, boost::json::object reply, const TextMember* more = nullptr) const;

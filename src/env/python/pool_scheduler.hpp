@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "base/ids.hpp"
@@ -148,7 +149,7 @@ class PoolScheduler {
 
   SchedulerOptions options_;
   std::vector<Worker> workers_;
-  std::map<RunId, Run> runs_;
+  std::unordered_map<RunId, Run> runs_;
   std::set<RunId> queue_;
   std::set<RunId> cancelled_;          ///< those at a worker
   std::map<std::string, int> deaths_;  ///< of workers, by suspect task

@@ -290,6 +290,8 @@ void PythonEnvironment::fill_seat(Episode& episode, const json::object& sample, 
     if (prompt_size < 0 || prompt_size > static_cast<std::int64_t>(conversation.size()))
       fail(ErrorCode::kCorrupt, "{}: a prompt of {} messages in a conversation of {}", name(), prompt_size, conversation.size());
     episode.prompt.clear();
+    episode.prompt.reserve(static_cast<std::size_t>(prompt_size));
+    episode.completion.reserve(conversation.size() - static_cast<std::size_t>(prompt_size) + rest.size());
     for (std::size_t i = 0; i < conversation.size(); ++i)
       (static_cast<std::int64_t>(i) < prompt_size ? episode.prompt : episode.completion).push_back(std::move(conversation[i]));
     for (const json::value& message : rest) episode.completion.push_back(message);

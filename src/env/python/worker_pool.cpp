@@ -7,6 +7,7 @@
 #include <future>
 #include <map>
 #include <mutex>
+#include <unordered_map>
 #include <utility>
 
 #include "base/error.hpp"
@@ -78,7 +79,7 @@ struct WorkerPool::Impl : std::enable_shared_from_this<Impl> {
     std::shared_ptr<const std::string> row;  ///< `task` of the message
     std::string session;                     ///< of the first attempt
     std::string group;
-    std::string wire_id = {};                ///< of the present attempt
+    std::string wire_id = {};  ///< of the present attempt
     int worker = -1;
     std::int64_t num_open_calls = 0;
     bool is_orphan = false;  ///< cancelled: nobody hears of its end
@@ -147,8 +148,8 @@ struct WorkerPool::Impl : std::enable_shared_from_this<Impl> {
   PoolScheduler scheduler;
   std::vector<Worker> workers;
   std::vector<Ending> endings;
-  std::map<RunId, Entry> runs;
-  std::map<std::string, RunId> run_of_wire_id;
+  std::unordered_map<RunId, Entry> runs;
+  std::unordered_map<std::string, RunId> run_of_wire_id;
   std::map<std::string, std::shared_ptr<Request>> requests;
   std::vector<std::shared_ptr<Request>> waiting;
   net::Signal wake;
