@@ -199,6 +199,17 @@ TEST(TaskPages, TheTextOfARowIsWhatItsRolloutsAreTold) {
   EXPECT_EQ(row(), first) << "made once";
 }
 
+TEST(TaskPages, TheKeyOfATaskIsThatOfRunsThatKeptTheRowInItsInfo) {
+  Task task;
+  task.info["split"] = "train";
+  Task before = task;
+  EXPECT_EQ(task.key(), before.key());
+  task.row = std::make_shared<const TaskRow>(TaskRow{{{"id", "7"}}, "text"});
+  EXPECT_NE(task.key(), before.key());
+  before.info["row"] = json::object{{"id", "7"}};
+  EXPECT_EQ(task.key(), before.key());
+}
+
 TEST(Installed, IdsAndRecords) {
   EXPECT_EQ(plain_id("org/some_env==1.2"), "org/some-env");
   EXPECT_EQ(version_of("org/some_env==1.2"), "1.2");
