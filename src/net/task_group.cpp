@@ -23,7 +23,8 @@ namespace {
 /// task.
 using Strand = asio::strand<asio::io_context::executor_type>;
 
-/// Without the strand of a coroutine that made the group: each task has its own, and one around another is asked at every step of both.
+/// Of executors of an io_context, or of a strand on one, as all of this project are. Without the strand of a coroutine that made the
+/// group: each task has its own, and one around another is asked at every step of both.
 asio::io_context& context_of(const asio::any_io_executor& executor) {
   return static_cast<asio::io_context&>(asio::query(executor, asio::execution::context));
 }

@@ -121,11 +121,16 @@ asio::awaitable<std::optional<RunEvent>> Player::until_end(net::TimePoint deadli
         if (calls_.size() >= 32) reap();
         const std::string id = text_member(event->message, "call_id");
         auto& group = calls_[id];
+        if (group != nullptr && group->stats().num_running > 0)
+          fail(ErrorCode::kCorrupt, "message 'model_call' of a Python worker: call_id is '{}', that of a call under way", id);
         group = std::make_unique<net::TaskGroup>(executor_, "model call " + id);
         group->spawn("completion", complete(std::move(event->message), attempt_));
         break;
       }
-      case RunEvent::Kind::kCallCancelled: calls_.erase(optional_text(event->message, "call_id")); break;
+      case RunEvent::Kind::kCallCancelled:
+        // It stays until it has ended: what is under way works on this object.
+        if (const auto call = calls_.find(optional_text(event->message, "call_id")); call != calls_.end()) call->second->cancel();
+        break;
       case RunEvent::Kind::kRestarted: {
         auto stopping = stop();
         co_await std::move(stopping);

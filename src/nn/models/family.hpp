@@ -43,9 +43,9 @@ const Family& find_family(std::string_view model_type, std::string_view subject)
 
 /// What a family's config.json says of sliding windows.
 struct WindowKeys {
-  std::int64_t without = 0;          ///< the window where there is no key `sliding_window`; 0: none, as with null
-  bool is_switched = true;           ///< there is one with `use_sliding_window` alone
-  bool are_layers_named = true;      ///< `layer_types` says which layers have it
+  std::int64_t without = 0;               ///< the window where there is no key `sliding_window`; 0: none, as with null
+  bool is_switched = true;                ///< there is one with `use_sliding_window` alone
+  bool are_layers_named = true;           ///< `layer_types` says which layers have it
   std::vector<std::int64_t> layers = {};  ///< those that have it where `layer_types` says nothing
 };
 /// Layers [first, num_layers).
