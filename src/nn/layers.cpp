@@ -97,19 +97,30 @@ Var add_shared_experts(Frame& frame, Frame& mlp, const BoundModel& model, std::i
   return autograd::add(frame, routed, autograd::linear(mlp, hidden, down, memory.shared_TH, /*is_block_output=*/true), memory.delta_TH);
 }
 
+/// Attention of a layer by the heads of this device, with norms of each head or none.
+AttentionParameter attention_of(const BoundModel& model, std::int64_t i, const NormParameter& q_norm, const NormParameter& k_norm) {
+  const ModelConfig& c = model.weights.config;
+  const std::int64_t num_shards = model.weights.shard.size;
+  return {.num_heads = c.num_heads / num_shards,
+          .num_kv_heads = c.num_kv_heads / num_shards,
+          .head_dim = c.head_dim,
+          .q_norm = q_norm,
+          .k_norm = k_norm,
+          .rope = &model.weights.rope_of(i),
+          .window = c.window_of(i)};
+}
+
 /// A layer whose norms are of what attention and MLP give: x + norm(attention(x)), and the same of the MLP. `q_norm` and `k_norm` are over
 /// all heads at once.
 Stream output_normed_layer(Frame& frame, PartFrames& part, const BoundModel& model, std::int64_t i, const Stream& in,
                            const AttentionIndex& index, const LayerMemory& memory) {
-  const ModelConfig& c = model.weights.config;
   const auto linear = [&](Block block, const ops::LinearWeight& next) { return model.linear(block, i, &next); };
   const auto weight = [&](Block block) -> const ops::LinearWeight& { return model.weights.matrix(block, i); };
   Var x = in.residual_TH;
   if (in.delta_TH.is_defined()) x = autograd::add(frame, x, in.delta_TH, memory.residual_TH, /*is_block_output=*/false);
   const Var qkv = autograd::norm_projections(part.heads, project(part.attn_proj, x, linear(Block::kQkv, weight(Block::kO)), false),
                                              model.norm(Block::kQNorm, i), model.norm(Block::kKNorm, i));
-  const AttentionParameter attention{c.num_heads, c.num_kv_heads, c.head_dim, {}, {}, &model.weights.rope_of(i)};
-  const Var heads = autograd::self_attention(part.heads, qkv, attention, index);
+  const Var heads = autograd::self_attention(part.heads, qkv, attention_of(model, i, {}, {}), index);
   const Var attended = autograd::linear(frame, heads, linear(Block::kO, weight(Block::kGateUp)));
   const Var normed = autograd::rms_norm(frame, attended, model.norm(Block::kAttentionOutNorm, i), memory.delta_TH);
   x = autograd::add(frame, x, normed, memory.residual_TH, /*is_block_output=*/false);
@@ -221,14 +232,7 @@ Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, cons
   PartFrames part(frame, memory, q_norm.weight.data != nullptr);
   if (c.norms_outputs) return output_normed_layer(frame, part, model, i, in, index, memory);
 
-  const std::int64_t num_shards = model.weights.shard.size;
-  const AttentionParameter attention{.num_heads = c.num_heads / num_shards,
-                                     .num_kv_heads = c.num_kv_heads / num_shards,
-                                     .head_dim = c.head_dim,
-                                     .q_norm = q_norm,
-                                     .k_norm = k_norm,
-                                     .rope = &model.weights.rope_of(i),
-                                     .window = c.window_of(i)};
+  const AttentionParameter attention = attention_of(model, i, q_norm, k_norm);
   const Projected qkv = project_normed(part.norm, part.attn_proj, in, model.norm(Block::kInputNorm, i),
                                        model.linear(Block::kQkv, i, weight(Block::kO)), /*has_gate=*/false, /*sum_out=*/{});
   const Var heads = model.whole(frame, autograd::self_attention(part.heads, qkv.value, attention, index));

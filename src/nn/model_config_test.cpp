@@ -261,7 +261,8 @@ TEST_F(ModelConfigTest, Mixtral) {
   EXPECT_EQ(load(edit(kMixtral, "\"num_local_experts\": 8,", "\"num_experts\": 4,")).num_experts, 4);
   EXPECT_EQ(load(edit(kMixtral, ", \"sliding_window\": null", "")).max_position, 32768) << "a missing window is none";
   EXPECT_EQ(load(replaced("sliding_window", "null", "32768")).max_position, 32768);
-  expect_error(replaced("sliding_window", "null", "4096"), ErrorCode::kNotImplemented, "'sliding_window' is 4096, fewer than the 32768");
+  EXPECT_EQ(load(replaced("sliding_window", "null", "32768")).window, 0) << "changes nothing";
+  EXPECT_EQ(load(replaced("sliding_window", "null", "4096")).window_of(31), 4096);
   expect_error(replaced("attention_dropout", "0.0", "0.1"), ErrorCode::kNotImplemented, "'attention_dropout' is 0.1");
   expect_error(replaced("use_cache", "true", "true, \"router_jitter_noise\": 0.01"), ErrorCode::kNotImplemented, "router_jitter_noise");
   expect_error(replaced("num_experts_per_tok", "2", "9"), ErrorCode::kCorrupt, "more than the 8 of 'num_local_experts'");
@@ -363,7 +364,7 @@ TEST_F(ModelConfigTest, Phi3) {
   EXPECT_EQ(load(phi35).num_parameters(), 3821079552) << "the published size of Phi-3.5-mini";
   EXPECT_EQ(load(phi35).head_dim, 96);
   EXPECT_EQ(load(replaced(kPhi4, {{"sliding_window", "null", "262144"}})).max_position, 16384);
-  expect_error(replaced(kPhi4, {{"sliding_window", "null", "2047"}}), ErrorCode::kNotImplemented, "'sliding_window' is 2047");
+  EXPECT_EQ(load(replaced(kPhi4, {{"sliding_window", "null", "2047"}})).window_of(0), 2047);
   expect_error(replaced(kPhi4, {{"resid_pdrop", "0.0", "0.1"}}), ErrorCode::kNotImplemented, "'resid_pdrop' is 0.1");
   expect_error(replaced(kPhi4, {{"embd_pdrop", "0.0", "0.1"}}), ErrorCode::kNotImplemented, "'embd_pdrop' is 0.1");
   expect_error(replaced(mini, {{"partial_rotary_factor", "0.75", "0.7"}}), ErrorCode::kNotImplemented, "partial_rotary_factor");
