@@ -15,6 +15,13 @@ namespace {
 struct Bench : GpuBench {
   cuda::AttentionFamily family = cuda::chosen_attention_family(ctx);
 
+  /// Of keys that queries see at most; 0: all before them. Rates are of the work without a window.
+  std::int32_t window = 0;
+  void print_window() const {
+    if (window > 0) std::printf("   window %d", window);
+    std::printf("\n");
+  }
+
   void train(std::int64_t Hq, std::int64_t Hkv, std::int64_t D, std::int32_t sequences, std::int32_t length) {
     const std::int64_t T = static_cast<std::int64_t>(sequences) * length;
     std::vector<std::int32_t> cu;
@@ -30,14 +37,16 @@ struct Bench : GpuBench {
                                .k_token_stride = Hkv * D,
                                .v_token_stride = Hkv * D,
                                .cu_seqlens = cu,
-                               .scale = 0.0884f};
+                               .scale = 0.0884f,
+                               .window = window};
     const double flops = 2.0 * static_cast<double>(Hq * D) * static_cast<double>(T) * length;  // causal half of 4 T^2 D
     const double forward = milliseconds([&](int) { cuda::attention_varlen(ctx, family, out, lse, args); });
     const double backward = milliseconds(
         [&](int) { cuda::attention_varlen_backward(ctx, family, dq, dk, dv, Hq * D, Hkv * D, Hkv * D, dout, out, lse, args); });
-    std::printf("train   Hq %2d Hkv %2d D %3d  %3d x %6d   forward %8.3f ms %6.1f TFLOP/s   backward %8.3f ms %6.1f TFLOP/s\n",
+    std::printf("train   Hq %2d Hkv %2d D %3d  %3d x %6d   forward %8.3f ms %6.1f TFLOP/s   backward %8.3f ms %6.1f TFLOP/s",
                 static_cast<int>(Hq), static_cast<int>(Hkv), static_cast<int>(D), sequences, length, forward, flops / forward * 1e-9,
                 backward, 2.5 * flops / backward * 1e-9);
+    print_window();
   }
 
   /// `new_tokens` of each sequence over `context` cached ones, themselves included.
@@ -69,7 +78,8 @@ struct Bench : GpuBench {
                              .context_len = lens,
                              .block_table = table,
                              .max_blocks = static_cast<std::int32_t>(blocks),
-                             .scale = 0.0884f});
+                             .scale = 0.0884f,
+                             .window = window});
     });
     const double flops = 4.0 * static_cast<double>(Hq * D) * static_cast<double>(T) * (context - 0.5 * (new_tokens - 1));
     std::printf("paged   Hq %2d Hkv %2d D %3d  %3d x %6d, %5d new, blocks of %3d   %8.1f us %6.0f GB/s %6.1f TFLOP/s", static_cast<int>(Hq),
@@ -89,7 +99,8 @@ struct Bench : GpuBench {
                                    .block_table = d_table.as<std::int32_t>(),
                                    .num_sequences = sequences,
                                    .max_blocks = static_cast<std::int32_t>(blocks),
-                                   .scale = 0.0884f};
+                                   .scale = 0.0884f,
+                                   .window = window};
       const Tensor plan =
           Tensor::empty(runtime, {static_cast<std::int64_t>(cuda::decode_plan_bytes(sequences, blocks * block_size))}, DType::kU8);
       cuda::plan_decode(ctx, family, plan.data(), decode);
@@ -114,7 +125,7 @@ struct Bench : GpuBench {
       PRL_CUDA_CHECK(cudaGraphExecDestroy(exec));
       PRL_CUDA_CHECK(cudaGraphDestroy(graph));
     }
-    std::printf("\n");
+    print_window();
   }
 };
 
@@ -146,6 +157,12 @@ int main() {
     b.paged(16, 8, 128, 128, 1024, 1, block_size);
     b.paged(16, 8, 128, 1, 1024, 1, block_size);
     b.paged(16, 8, 128, 1, 8192, 2048, block_size);
+  }
+  for (const int window : {0, 4096, 1024, 128}) {
+    b.window = window;
+    b.train(32, 8, 128, 1, 32768);
+    b.paged(32, 8, 128, 32, 16384, 1, 32);
+    b.paged(32, 8, 128, 1, 32768, 2048, 32);
   }
   return 0;
 }
