@@ -6,7 +6,6 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/strand.hpp>
 
 #include <condition_variable>
 #include <mutex>
@@ -20,6 +19,7 @@
 #include "net/errors.hpp"
 #include "net/io_runtime.hpp"
 #include "net/port_owner.hpp"
+#include "net/strand.hpp"
 
 namespace prl::net {
 namespace {
@@ -60,7 +60,7 @@ struct HttpServer::Impl {
 
 asio::awaitable<void> HttpServer::Impl::accept_loop() {
   while (acceptor->is_open()) {
-    const asio::any_io_executor strand = asio::make_strand(runtime->executor());
+    const asio::any_io_executor strand = new_strand(runtime->executor());
     auto [error, socket] = co_await acceptor->async_accept(strand, detail::kToken);
     if (!error) (void)::fcntl(socket.native_handle(), F_SETFD, FD_CLOEXEC);
     if (!error) {
@@ -141,7 +141,7 @@ void HttpServer::start() {
   const asio::ip::tcp::endpoint endpoint = found.begin()->endpoint();
 
   auto runtime = std::make_unique<IoRuntime>(options.num_io_threads, options.name);
-  auto acceptor = std::make_unique<asio::ip::tcp::acceptor>(asio::any_io_executor(asio::make_strand(runtime->executor())));
+  auto acceptor = std::make_unique<asio::ip::tcp::acceptor>(asio::any_io_executor(new_strand(runtime->executor())));
   const char* step = "open a socket for";
   acceptor->open(endpoint.protocol(), error);
   // Programs started by this one must not hold the port after it.

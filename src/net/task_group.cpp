@@ -3,9 +3,7 @@
 #include <boost/asio/bind_cancellation_slot.hpp>
 #include <boost/asio/cancellation_signal.hpp>
 #include <boost/asio/co_spawn.hpp>
-#include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/strand.hpp>
 
 #include <condition_variable>
 #include <list>
@@ -15,19 +13,10 @@
 #include "base/log.hpp"
 #include "net/errors.hpp"
 #include "net/signal.hpp"
+#include "net/strand.hpp"
 
 namespace prl::net {
 namespace {
-
-/// Around an executor of known type, a strand fits into an any_io_executor and is copied and asked without the heap: at every step of a
-/// task.
-using Strand = asio::strand<asio::io_context::executor_type>;
-
-/// Of executors of an io_context, or of a strand on one, as all of this project are. Without the strand of a coroutine that made the
-/// group: each task has its own, and one around another is asked at every step of both.
-asio::io_context& context_of(const asio::any_io_executor& executor) {
-  return static_cast<asio::io_context&>(asio::query(executor, asio::execution::context));
-}
 
 struct Task {
   explicit Task(Strand s) : strand(std::move(s)) {}
@@ -38,7 +27,7 @@ struct Task {
 }  // namespace
 
 struct TaskGroup::State {
-  asio::io_context* context = nullptr;
+  asio::any_io_executor executor;
   std::string name;
   std::function<void(const Error&)> on_error;
   mutable std::mutex mutex;
@@ -77,7 +66,7 @@ struct TaskGroup::State {
 
 TaskGroup::TaskGroup(asio::any_io_executor executor, std::string name, std::function<void(const Error&)> on_error)
     : state_(std::make_shared<State>()) {
-  state_->context = &context_of(executor);
+  state_->executor = std::move(executor);
   state_->name = std::move(name);
   state_->on_error = std::move(on_error);
 }
@@ -86,7 +75,7 @@ TaskGroup::~TaskGroup() { cancel(); }
 
 void TaskGroup::spawn(std::string what, asio::awaitable<void> task) {
   auto state = state_;
-  auto entry = std::make_shared<Task>(asio::make_strand(*state->context));
+  auto entry = std::make_shared<Task>(new_strand(state->executor));
   std::list<std::shared_ptr<Task>>::iterator place;
   {
     std::lock_guard lock(state->mutex);

@@ -4,7 +4,6 @@
 
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/strand.hpp>
 #include <boost/asio/write.hpp>
 #include <boost/beast/http/error.hpp>
 #include <boost/beast/http/parser.hpp>
@@ -19,6 +18,7 @@
 
 #include "net/deadline.hpp"
 #include "net/detail/completion.hpp"
+#include "net/strand.hpp"
 
 namespace prl::net::detail {
 namespace {
@@ -62,7 +62,7 @@ struct ClientConnection::Parser {
   http::response_parser<http::string_body> parser;
 };
 
-ClientConnection::ClientConnection(asio::any_io_executor executor) : strand_(asio::make_strand(executor)) {
+ClientConnection::ClientConnection(asio::any_io_executor executor) : strand_(new_strand(executor)) {
   socket_ = std::make_shared<TimedSocket>(asio::ip::tcp::socket(strand_));
 }
 
