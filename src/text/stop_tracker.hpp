@@ -9,7 +9,7 @@
 namespace prl::text {
 
 /// The text of one reply while its tokens come, and where a stop string ends it: one rule for the HTTP server and for engines in the
-/// same process. `tokenizer` must outlive it.
+/// same process. The reply goes on the text of its prompt. `tokenizer` must outlive it.
 class StopTracker {
  public:
   struct Options {
@@ -36,6 +36,7 @@ class StopTracker {
   StopChecker checker_;
   bool has_stop_strings_;
   std::int64_t min_tokens_, num_tokens_ = 0;
+  std::size_t num_free_bytes_ = 0;  // text that was held back when min_tokens were reached
   std::string stop_string_;
 };
 

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <deque>
 
 #include "base/error.hpp"
 #include "base/files.hpp"
@@ -13,7 +12,10 @@
 #include "text/detail/bpe.hpp"
 #include "text/detail/byte_alphabet.hpp"
 #include "text/detail/json_access.hpp"
+#include "text/detail/normalizer.hpp"
 #include "text/detail/pre_tokenizer.hpp"
+#include "text/detail/token_decoder.hpp"
+#include "text/detokenizer.hpp"
 #include "text/utf8.hpp"
 
 namespace prl::text {
@@ -74,31 +76,39 @@ void read_post_processor(const json::value& config, const std::string& where, Po
   }
 }
 
-// True for NFC, also inside Sequences; false for none.
-bool read_normalizer(const json::value& config, const std::string& where, int depth = 0) {
-  if (depth > 4) fail(ErrorCode::kCorrupt, "{}: normalizers nested too deeply", where);
-  const json::object& object = as_object(config, where);
-  const std::string_view type = type_of(object, where);
-  if (type == "NFC") return true;
-  if (type != "Sequence") fail(ErrorCode::kNotImplemented, "{}.type: normalizer '{}' is not supported, only NFC is", where, type);
-  bool is_nfc = false;
-  for (const json::value& item : as_array(require(object, "normalizers", where), where + ".normalizers"))
-    is_nfc |= read_normalizer(item, where + ".normalizers", depth + 1);
-  return is_nfc;
-}
-
-void check_decoder(const json::object& root, const std::string& where) {
+void check_byte_decoder(const json::object& root, const std::string& where) {
   const json::value* decoder = find(root, "decoder");
   const std::string key = where + ".decoder";
-  if (decoder == nullptr) fail(ErrorCode::kNotImplemented, "{}: missing; only the ByteLevel decoder is supported", key);
+  if (decoder == nullptr)
+    fail(ErrorCode::kNotImplemented, "{}: missing; behind a ByteLevel pre-tokenizer only the ByteLevel decoder is supported", key);
   const json::object& object = as_object(*decoder, key);
   if (type_of(object, key) == "Sequence") {
     for (const json::value& item : as_array(require(object, "decoders", key), key + ".decoders"))
       if (type_of(as_object(item, key), key) != "ByteLevel")
-        fail(ErrorCode::kNotImplemented, "{}: decoder '{}' is not supported, only ByteLevel is", key, type_of(as_object(item, key), key));
+        fail(ErrorCode::kNotImplemented, "{}: decoder '{}' is not supported behind a ByteLevel pre-tokenizer, only ByteLevel is", key,
+             type_of(as_object(item, key), key));
   } else if (type_of(object, key) != "ByteLevel") {
-    fail(ErrorCode::kNotImplemented, "{}.type: decoder '{}' is not supported, only ByteLevel is", key, type_of(object, key));
+    fail(ErrorCode::kNotImplemented, "{}.type: decoder '{}' is not supported behind a ByteLevel pre-tokenizer, only ByteLevel is", key,
+         type_of(object, key));
   }
+}
+
+PreTokenizer read_pre_tokenizer(const json::object& root, const std::string& where) {
+  const json::value* config = find(root, "pre_tokenizer");
+  return config == nullptr ? PreTokenizer() : PreTokenizer(*config, where + ".pre_tokenizer");
+}
+
+// None where tokens are spelt in the byte alphabet.
+std::optional<TokenDecoder> read_decoder(const json::object& root, bool is_byte_level, const std::string& where) {
+  if (is_byte_level) {
+    check_byte_decoder(root, where);
+    return std::nullopt;
+  }
+  const json::value& decoder = require(root, "decoder", where);
+  if (const json::object* object = decoder.if_object())
+    if (const json::value* type = find(*object, "type"); type != nullptr && *type == "ByteLevel")
+      fail(ErrorCode::kNotImplemented, "{}.pre_tokenizer: has no ByteLevel step, but the decoder is ByteLevel", where);
+  return TokenDecoder(decoder, where + ".decoder");
 }
 
 // Source: PreTrainedTokenizerBase.clean_up_tokenization of transformers.
@@ -126,7 +136,10 @@ struct Tokenizer::Impl {
     bool added = false;
   };
 
-  Impl(const json::object& root, const std::string& where) : bpe(require(root, "model", where), where + ".model") {}
+  Impl(const json::object& root, const std::string& where)
+      : pre_tokenizer(read_pre_tokenizer(root, where)),
+        bpe(require(root, "model", where), pre_tokenizer.is_byte_level(), where + ".model"),
+        decoder(read_decoder(root, pre_tokenizer.is_byte_level(), where)) {}
 
   void add_token(AddedToken token);
   void read_added_tokens(const json::object& root, const std::string& where);
@@ -137,15 +150,19 @@ struct Tokenizer::Impl {
   void register_special_tokens();
   void build_tables();
   void encode(std::string_view text, EncodeOptions options, Encoding& out, bool want_offsets) const;
-  void encode_segment(std::string_view text, std::uint32_t base, bool allow_special, Encoding& out, bool want_offsets) const;
+  void encode_segment(std::string_view text, std::uint32_t base, EncodeOptions options, Encoding& out, bool want_offsets) const;
+  std::string bytes_of(const std::string& spelling) const {
+    return decoder ? decoder->bytes_of(spelling) : unspell_bytes(spelling).value_or(spelling);
+  }
   std::optional<std::int32_t> named_id(const char* name) const;
   const Entry* entry(std::int32_t id) const {
     return id >= 0 && static_cast<std::size_t>(id) < entries.size() ? &entries[static_cast<std::size_t>(id)] : nullptr;
   }
 
+  PreTokenizer pre_tokenizer;
   Bpe bpe;
-  std::optional<PreTokenizer> pre_tokenizer;
-  bool is_nfc = false;
+  std::optional<TokenDecoder> decoder;  // none: byte level
+  Normalizer normalizer;
   PostProcessor post_processor;
   std::map<std::int32_t, AddedToken> added;
   StringToId added_ids;
@@ -191,9 +208,9 @@ void Tokenizer::Impl::read_config(const json::object& root, const std::string& w
   config = root;
   clean_up = bool_or(root, "clean_up_tokenization_spaces", false, where) &&
              bool_or(root, "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", false, where);
-  const json::value* decoder = find(root, "added_tokens_decoder");
-  if (decoder == nullptr) return;
-  for (const auto& member : as_object(*decoder, where + ".added_tokens_decoder")) {
+  const json::value* by_id = find(root, "added_tokens_decoder");
+  if (by_id == nullptr) return;
+  for (const auto& member : as_object(*by_id, where + ".added_tokens_decoder")) {
     const std::string_view id_text(member.key().data(), member.key().size());
     const std::string key = fmt::format("{}.added_tokens_decoder['{}']", where, id_text);
     if (id_text.empty() || id_text.size() > 8 || id_text.find_first_not_of("0123456789") != std::string_view::npos)
@@ -284,16 +301,16 @@ void Tokenizer::Impl::build_tables() {
   for (const auto& [spelling, id] : bpe.vocab()) {
     Entry& entry = entries[static_cast<std::size_t>(id)];
     entry.spelling = spelling;
-    entry.bytes = unspell_bytes(spelling).value_or(spelling);
+    entry.bytes = bytes_of(spelling);
   }
   for (const auto& [id, token] : added) {
     Entry& entry = entries[static_cast<std::size_t>(id)];
     entry.spelling = token.content;
-    entry.bytes = unspell_bytes(token.content).value_or(token.content);
+    entry.bytes = bytes_of(token.content);
     entry.special = token.special;
     entry.added = true;
     if (token.normalized)
-      normalized_finder.add(token, is_nfc ? to_nfc(token.content) : token.content);
+      normalized_finder.add(token, normalizer.apply(token.content, false).text);
     else
       raw_finder.add(token, token.content);
   }
@@ -308,24 +325,21 @@ std::optional<std::int32_t> Tokenizer::Impl::named_id(const char* name) const {
   return std::nullopt;
 }
 
-void Tokenizer::Impl::encode_segment(std::string_view text, std::uint32_t base, bool allow_special, Encoding& out,
+void Tokenizer::Impl::encode_segment(std::string_view text, std::uint32_t base, EncodeOptions options, Encoding& out,
                                      bool want_offsets) const {
-  std::string normal;
-  std::vector<std::uint32_t> origin;
-  if (is_nfc) {
-    normal = to_nfc(text, want_offsets ? &origin : nullptr);
-    origin.push_back(static_cast<std::uint32_t>(text.size()));
-  }
-  const std::string_view input = is_nfc ? std::string_view(normal) : text;
+  NormalText normal;
+  const bool is_changed = !normalizer.is_identity();
+  if (is_changed) normal = normalizer.apply(text, want_offsets || pre_tokenizer.knows_start());
+  const std::string_view input = is_changed ? std::string_view(normal.text) : text;
   const auto place = [&](std::int64_t position) {
     const auto at = static_cast<std::size_t>(std::max<std::int64_t>(position, 0));
-    return base + (is_nfc ? origin[std::min(at, origin.size() - 1)] : static_cast<std::uint32_t>(at));
+    return base + (is_changed ? normal.places[std::min(at, normal.places.size() - 1)] : static_cast<std::uint32_t>(at));
   };
   std::vector<TextSpan> spans;
-  normalized_finder.split(input, allow_special, spans);
+  normalized_finder.split(input, options.allow_special, spans);
   std::vector<Piece> pieces;
   std::vector<PieceToken> tokens;
-  std::deque<std::string> storage;
+  PieceStorage storage;
   for (const TextSpan& span : spans) {
     const auto span_begin = static_cast<std::int64_t>(span.begin);
     if (span.id >= 0) {
@@ -334,18 +348,20 @@ void Tokenizer::Impl::encode_segment(std::string_view text, std::uint32_t base, 
       continue;
     }
     storage.clear();
-    pre_tokenizer->split(input.substr(span.begin, span.end - span.begin), pieces, storage);
+    SegmentPlace segment{options.begins_text && base == 0 && (is_changed || span.begin == 0)};
+    if (!normal.places.empty()) segment.places = std::span(normal.places).subspan(span.begin);
+    pre_tokenizer.split(input.substr(span.begin, span.end - span.begin), segment, want_offsets, pieces, storage);
     for (const Piece& piece : pieces) {
       tokens.clear();
       bpe.encode(piece.text, tokens);
-      std::int64_t position = span_begin + piece.origin;
+      std::size_t done = 0;
       for (const PieceToken& token : tokens) {
         out.ids.push_back(token.id);
         if (want_offsets) {
-          const std::uint32_t begin = place(std::max(position, span_begin));
-          out.offsets.emplace_back(begin, std::max(begin, place(position + token.num_bytes)));
+          const std::uint32_t begin = place(std::max(span_begin + piece.place(done), span_begin));
+          out.offsets.emplace_back(begin, std::max(begin, place(span_begin + piece.place(done + token.num_bytes))));
         }
-        position += token.num_bytes;
+        done += token.num_bytes;
       }
     }
   }
@@ -374,8 +390,7 @@ void Tokenizer::Impl::encode(std::string_view text, EncodeOptions options, Encod
       out.ids.push_back(span.id);
       if (want_offsets) out.offsets.emplace_back(static_cast<std::uint32_t>(span.begin), static_cast<std::uint32_t>(span.end));
     } else {
-      encode_segment(text.substr(span.begin, span.end - span.begin), static_cast<std::uint32_t>(span.begin), options.allow_special, out,
-                     want_offsets);
+      encode_segment(text.substr(span.begin, span.end - span.begin), static_cast<std::uint32_t>(span.begin), options, out, want_offsets);
     }
   }
   if (options.add_special_tokens) add_fixed(post_processor.suffix, text.size());
@@ -383,7 +398,7 @@ void Tokenizer::Impl::encode(std::string_view text, EncodeOptions options, Encod
 
 Tokenizer Tokenizer::load(const std::filesystem::path& folder) {
   if (!std::filesystem::exists(folder / "tokenizer.json"))
-    fail(ErrorCode::kNotFound, "[tokenizer] {} has no tokenizer.json; a Hugging Face folder with a fast byte-level BPE tokenizer is needed",
+    fail(ErrorCode::kNotFound, "[tokenizer] {} has no tokenizer.json; a Hugging Face folder with a fast BPE tokenizer is needed",
          folder.string());
   const auto read_optional = [&](const char* name) {
     return std::filesystem::exists(folder / name) ? read_file(folder / name, kMaxFileBytes) : std::string();
@@ -398,12 +413,7 @@ Tokenizer Tokenizer::parse(std::string_view tokenizer_json, std::string_view tok
   const json::value document = parse_document(tokenizer_json, where);
   const json::object& root = as_object(document, where);
   auto impl = std::make_unique<Impl>(root, where);
-  const json::value* pre_tokenizer = find(root, "pre_tokenizer");
-  if (pre_tokenizer != nullptr) impl->pre_tokenizer.emplace(*pre_tokenizer, where + ".pre_tokenizer");
-  if (!impl->pre_tokenizer || !impl->pre_tokenizer->is_byte_level())
-    fail(ErrorCode::kNotImplemented, "{}.pre_tokenizer: has no ByteLevel step; only byte-level BPE tokenizers are supported", where);
-  check_decoder(root, where);
-  if (const json::value* normalizer = find(root, "normalizer")) impl->is_nfc = read_normalizer(*normalizer, where + ".normalizer");
+  if (const json::value* normalizer = find(root, "normalizer")) impl->normalizer = Normalizer(*normalizer, where + ".normalizer");
   if (const json::value* post = find(root, "post_processor")) read_post_processor(*post, where + ".post_processor", impl->post_processor);
   impl->read_added_tokens(root, where);
   if (!tokenizer_config.empty()) {
@@ -456,12 +466,10 @@ Encoding Tokenizer::encode_with_offsets(std::string_view text, EncodeOptions opt
 }
 
 std::string Tokenizer::decode(std::span<const std::int32_t> ids, bool skip_special) const {
-  std::string bytes;
-  for (std::int32_t id : ids) {
-    const Impl::Entry* entry = impl_->entry(id);
-    if (entry != nullptr && !(skip_special && entry->special)) bytes += entry->bytes;
-  }
-  std::string text = replace_invalid_utf8(bytes);
+  IncrementalDetokenizer detokenizer(*this, skip_special);
+  std::string text;
+  for (std::int32_t id : ids) detokenizer.push(id, text);
+  detokenizer.finish(text);
   return impl_->clean_up ? clean_up_spaces(std::move(text)) : text;
 }
 
@@ -491,6 +499,7 @@ bool Tokenizer::is_added(std::int32_t id) const {
   return entry != nullptr && entry->added;
 }
 
+const detail::TokenDecoder* Tokenizer::token_decoder() const { return impl_->decoder ? &*impl_->decoder : nullptr; }
 std::int32_t Tokenizer::vocab_size() const { return static_cast<std::int32_t>(impl_->entries.size()); }
 std::optional<std::int32_t> Tokenizer::bos_id() const { return impl_->named_id("bos_token"); }
 std::optional<std::int32_t> Tokenizer::eos_id() const { return impl_->named_id("eos_token"); }

@@ -13,6 +13,9 @@
 #include <vector>
 
 namespace prl::text {
+namespace detail {
+class TokenDecoder;
+}
 
 /// Tokens with the bytes they cover: offsets[i] is [begin, end) in the text that was encoded, after invalid UTF-8 was replaced.
 /// Tokens added by the post-processor (a BOS, say) have an empty range.
@@ -24,9 +27,11 @@ struct Encoding {
 struct EncodeOptions {
   bool add_special_tokens = false;  ///< run the post-processor of tokenizer.json (BOS of Llama 3); templates write their own
   bool allow_special = true;        ///< false: text that spells a special token stays ordinary text
+  bool begins_text = true;          ///< false: other text stands before it, so Metaspace puts nothing in front of the first word
 };
 
-/// Byte-level BPE from a Hugging Face folder, token for token what `tokenizers` gives: GPT-2, Qwen 2/2.5/3, Llama 3, SmolLM 2.
+/// BPE from a Hugging Face folder, token for token what `tokenizers` gives: over bytes as in GPT-2, Qwen 2/2.5/3, Llama 3 and
+/// SmolLM 2, or over characters with bytes for the others, made from SentencePiece, as in Llama 2, Mistral 7B, Phi-3 and Gemma.
 ///
 /// Reads tokenizer.json (required), tokenizer_config.json, special_tokens_map.json and generation_config.json (optional).
 /// Threads  immutable after load: any number of threads may call the const methods at once. Share it as
@@ -49,7 +54,8 @@ class Tokenizer {
   /// Invalid UTF-8 is first replaced by U+FFFD. Time grows as n log n in the worst case (one unbroken run of n bytes).
   std::vector<std::int32_t> encode(std::string_view text, EncodeOptions options = {}) const;
   Encoding encode_with_offsets(std::string_view text, EncodeOptions options = {}) const;
-  /// Bytes of the tokens as text, ill-formed UTF-8 replaced. Ids outside the vocabulary (padded model vocabularies have
+  /// The tokens as one whole text, ill-formed UTF-8 replaced as upstream replaces it: each maximal piece by one U+FFFD, but where
+  /// characters fell back to bytes, each byte of a row of such tokens. Ids outside the vocabulary (padded model vocabularies have
   /// them) give nothing. Applies clean_up_tokenization_spaces if the config asks for it.
   std::string decode(std::span<const std::int32_t> ids, bool skip_special = true) const;
 
@@ -57,13 +63,16 @@ class Tokenizer {
   std::optional<std::int32_t> id_of(std::string_view token) const;
   /// The spelling in tokenizer.json; empty for ids that no token has.
   std::string_view token_of(std::int32_t id) const;
-  /// The bytes the token stands for; possibly a part of a UTF-8 character.
+  /// The bytes the token stands for inside a text; possibly a part of a UTF-8 character. " the" for "▁the": that decode() takes
+  /// the space from the beginning of a text is not the token's.
   std::string_view bytes_of(std::int32_t id) const;
   bool is_special(std::int32_t id) const;
   /// True for entries of added_tokens, special or not.
   bool is_added(std::int32_t id) const;
   /// Largest id plus one. A model's embedding may have more rows.
   std::int32_t vocab_size() const;
+  /// For text/ itself: null where the bytes of tokens, joined, are the text.
+  const detail::TokenDecoder* token_decoder() const;
 
   std::optional<std::int32_t> bos_id() const;
   std::optional<std::int32_t> eos_id() const;

@@ -5,7 +5,6 @@
 #include <boost/json/value.hpp>
 
 #include <algorithm>
-#include <deque>
 #include <map>
 #include <optional>
 #include <string_view>
@@ -40,8 +39,8 @@ std::vector<Word> count_words(const std::string& corpus, const std::vector<std::
   const detail::PreTokenizer pre_tokenizer(pre_tokenizer_config(), "tokenizer.json.pre_tokenizer");
   const std::string text = replace_invalid_utf8(corpus);
   std::vector<detail::Piece> pieces;
-  std::deque<std::string> storage;
-  pre_tokenizer.split(text, pieces, storage);
+  detail::PieceStorage storage;
+  pre_tokenizer.split(text, {}, false, pieces, storage);
   std::map<std::string_view, std::int64_t> counts;  // ordered, so that the result does not depend on hashing
   for (const detail::Piece& piece : pieces) ++counts[piece.text];
   std::vector<Word> words;

@@ -292,7 +292,7 @@ TEST(TokenizerErrors, PipelinePartsThatAreNotSupportedAreNamed) {
     return fmt::format(R"({{"model":{{"vocab":{{"a":0}},"merges":[]}},"decoder":{{"type":"ByteLevel"}},"pre_tokenizer":{}{}}})", pre, rest);
   };
   EXPECT_THAT(error_of(with("null")), HasSubstr("no ByteLevel step"));
-  EXPECT_THAT(error_of(with(R"({"type":"Metaspace"})")), HasSubstr("'Metaspace' is not supported"));
+  EXPECT_THAT(error_of(with(R"({"type":"Metaspace","replacement":"_"})")), HasSubstr("no ByteLevel step"));
   EXPECT_THAT(error_of(with(R"({"type":"Split","pattern":{"Regex":"(a"},"behavior":"Isolated"})")), HasSubstr("no valid pattern"));
   EXPECT_THAT(error_of(with(R"({"type":"Split","pattern":{"Regex":"a"},"behavior":"Odd"})")), HasSubstr("unknown behavior 'Odd'"));
   EXPECT_THAT(error_of(with(R"({"type":"ByteLevel"})", R"(,"normalizer":{"type":"NFKC"})")), HasSubstr("'NFKC' is not supported"));

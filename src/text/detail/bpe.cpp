@@ -1,5 +1,7 @@
 #include "text/detail/bpe.hpp"
 
+#include <boost/json/serialize.hpp>
+
 #include <algorithm>
 #include <queue>
 #include <utility>
@@ -27,27 +29,40 @@ std::uint64_t mix(std::uint64_t key) noexcept {
 
 }  // namespace
 
-Bpe::Bpe(const json::value& model, const std::string& where) : cache_(std::make_unique<std::array<CacheShard, kNumShards>>()) {
+Bpe::Bpe(const json::value& model, bool is_byte_level, const std::string& where)
+    : cache_(std::make_unique<std::array<CacheShard, kNumShards>>()) {
   const json::object& object = as_object(model, where);
   if (const json::value* type = find(object, "type"); type != nullptr && as_string(*type, where + ".type") != "BPE")
-    fail(ErrorCode::kNotImplemented, "{}.type: model '{}' is not supported, only byte-level BPE is", where,
-         as_string(*type, where + ".type"));
+    fail(ErrorCode::kNotImplemented, "{}.type: model '{}' is not supported, only BPE is", where, as_string(*type, where + ".type"));
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
     if (const json::value* value = find(object, key); value != nullptr && !as_string(*value, where + "." + key).empty())
       fail(ErrorCode::kNotImplemented, "{}.{}: only the empty string is supported", where, key);
-  if (bool_or(object, "byte_fallback", false, where))
-    fail(ErrorCode::kNotImplemented, "{}.byte_fallback: true is not supported; byte-level BPE does not use it", where);
+  if (const json::value* dropout = find(object, "dropout");
+      dropout != nullptr && !(dropout->is_number() && dropout->to_number<double>() == 0))
+    fail(ErrorCode::kNotImplemented, "{}.dropout: {} is not supported, only null and 0 are", where, json::serialize(*dropout));
+  const bool byte_fallback = bool_or(object, "byte_fallback", false, where);
+  if (byte_fallback && is_byte_level)
+    fail(ErrorCode::kNotImplemented, "{}.byte_fallback: true is not supported behind a ByteLevel pre-tokenizer", where);
   fuse_unk_ = bool_or(object, "fuse_unk", false, where);
   ignore_merges_ = bool_or(object, "ignore_merges", false, where);
-  load_vocab(object, where);
-  load_merges(object, where);
-  if (const json::value* unk = find(object, "unk_token")) {
-    const auto entry = vocab_.find(as_string(*unk, where + ".unk_token"));
-    if (entry != vocab_.end()) unk_id_ = entry->second;
+  load_vocab(object, is_byte_level, where);
+  read_unk(object, where);
+  if (!is_byte_level) {
+    characters_.emplace(vocab_, CharacterAlphabet::Options{byte_fallback, fuse_unk_, unk_id_});
+    if (const json::value* unk = find(object, "unk_token"); unk != nullptr && !unk_id_ && !characters_->has_all_bytes())
+      fail(ErrorCode::kCorrupt, "{}.unk_token: '{}' is not in the vocabulary, and not each of the 256 bytes is", where,
+           as_string(*unk, where + ".unk_token"));
   }
+  load_merges(object, where);
 }
 
-void Bpe::load_vocab(const json::object& model, const std::string& where) {
+void Bpe::read_unk(const json::object& model, const std::string& where) {
+  const json::value* unk = find(model, "unk_token");
+  if (unk == nullptr) return;
+  if (const auto entry = vocab_.find(as_string(*unk, where + ".unk_token")); entry != vocab_.end()) unk_id_ = entry->second;
+}
+
+void Bpe::load_vocab(const json::object& model, bool is_byte_level, const std::string& where) {
   const json::object& vocab = as_object(require(model, "vocab", where), where + ".vocab");
   vocab_.reserve(vocab.size());
   std::vector<bool> used;
@@ -63,7 +78,7 @@ void Bpe::load_vocab(const json::object& model, const std::string& where) {
     used[static_cast<std::size_t>(id)] = true;
     vocab_.emplace(token, static_cast<std::int32_t>(id));
     max_id_ = std::max(max_id_, static_cast<std::int32_t>(id));
-    if (ignore_merges_)
+    if (ignore_merges_ && is_byte_level)
       if (auto bytes = unspell_bytes(token)) whole_words_.emplace(std::move(*bytes), static_cast<std::int32_t>(id));
   }
   for (int byte = 0; byte < 256; ++byte) {
@@ -103,6 +118,7 @@ void Bpe::load_merges(const json::object& model, const std::string& where) {
       return entry->second;
     };
     const std::int32_t left_id = id_of(left, "left"), right_id = id_of(right, "right");
+    if (characters_) characters_->add_merge(left, left_id, right, right_id);
     insert_merge({pair_key(left_id, right_id), static_cast<std::uint32_t>(rank), id_of(joined, "merged")});
   }
 }
@@ -122,9 +138,20 @@ const Bpe::Merge* Bpe::find_merge(std::int32_t left, std::int32_t right) const n
   }
 }
 
-// One symbol per byte. Bytes the vocabulary lacks become the unknown token, or vanish if there is none, as upstream.
+// One symbol per byte, or per character. What the vocabulary lacks becomes the unknown token, or vanishes if there is none, as upstream.
 void Bpe::start_symbols(std::string_view piece, std::vector<Symbol>& symbols) const {
   symbols.clear();
+  if (characters_) {
+    std::vector<PieceToken> start;
+    characters_->spell(piece, start);
+    symbols.reserve(start.size());
+    for (const PieceToken& token : start) {
+      const auto index = static_cast<std::int32_t>(symbols.size());
+      symbols.push_back({token.id, index - 1, index + 1, token.num_bytes});
+    }
+    if (!symbols.empty()) symbols.back().next = -1;
+    return;
+  }
   symbols.reserve(piece.size());
   bool last_was_unk = false;
   std::uint32_t num_skipped = 0;  // unencodable bytes count towards a neighbour, so that offsets stay right
@@ -211,24 +238,34 @@ void Bpe::merge_many(std::vector<Symbol>& symbols) const {
 void Bpe::encode(std::string_view piece, std::vector<PieceToken>& out) const {
   if (piece.empty()) return;
   if (ignore_merges_) {
-    if (const auto word = whole_words_.find(piece); word != whole_words_.end()) {
+    const StringToId& words = characters_ ? vocab_ : whole_words_;
+    if (const auto word = words.find(piece); word != words.end()) {
       out.push_back({word->second, static_cast<std::uint32_t>(piece.size())});
       return;
     }
   }
-  const bool use_cache = piece.size() > 1 && piece.size() <= kMaxCachedWord;
-  CacheShard& shard = (*cache_)[StringHash{}(piece) % kNumShards];
+  if (!characters_) return encode_word(piece, out);
+  while (!piece.empty()) {
+    const std::size_t size = characters_->head(piece);
+    encode_word(piece.substr(0, size), out);
+    piece.remove_prefix(size);
+  }
+}
+
+void Bpe::encode_word(std::string_view word, std::vector<PieceToken>& out) const {
+  const bool use_cache = word.size() > 1 && word.size() <= kMaxCachedWord;
+  CacheShard& shard = (*cache_)[StringHash{}(word) % kNumShards];
   if (use_cache) {
     const std::unique_lock lock(shard.mutex, std::try_to_lock);
     if (lock.owns_lock()) {
-      if (const auto hit = shard.words.find(piece); hit != shard.words.end()) {
+      if (const auto hit = shard.words.find(word); hit != shard.words.end()) {
         out.insert(out.end(), hit->second.begin(), hit->second.end());
         return;
       }
     }
   }
   std::vector<Symbol> symbols;
-  start_symbols(piece, symbols);
+  start_symbols(word, symbols);
   if (symbols.empty()) return;
   if (symbols.size() <= kFewSymbols)
     merge_few(symbols);
@@ -241,7 +278,7 @@ void Bpe::encode(std::string_view piece, std::vector<PieceToken>& out) const {
     const std::unique_lock lock(shard.mutex, std::try_to_lock);
     if (lock.owns_lock()) {
       if (shard.words.size() >= kMaxWordsPerShard) shard.words.clear();
-      shard.words.emplace(piece, std::vector<PieceToken>(out.begin() + static_cast<std::ptrdiff_t>(first), out.end()));
+      shard.words.emplace(word, std::vector<PieceToken>(out.begin() + static_cast<std::ptrdiff_t>(first), out.end()));
     }
   }
 }

@@ -12,27 +12,18 @@
 #include <unordered_map>
 #include <vector>
 
+#include "text/detail/bpe_types.hpp"
+#include "text/detail/character_alphabet.hpp"
+
 namespace prl::text::detail {
 
-/// Heterogeneous lookup of strings.
-struct StringHash {
-  using is_transparent = void;
-  std::size_t operator()(std::string_view text) const noexcept { return std::hash<std::string_view>{}(text); }
-};
-using StringToId = std::unordered_map<std::string, std::int32_t, StringHash, std::equal_to<>>;
-
-/// A token of one piece: its id and how many bytes of the piece it covers.
-struct PieceToken {
-  std::int32_t id;
-  std::uint32_t num_bytes;
-};
-
-/// The BPE model of tokenizer.json over the byte alphabet. Merges apply in rank order, leftmost first among equals.
+/// The BPE model of tokenizer.json over bytes or over characters. Merges apply in rank order, leftmost first among equals.
 /// Immutable but for a cache of recent words, which is guarded; const methods may run on many threads.
 class Bpe {
  public:
-  /// `model` is the "model" member. Error{kCorrupt, kNotImplemented} naming keys below `where`.
-  Bpe(const boost::json::value& model, const std::string& where);
+  /// `model` is the "model" member. `is_byte_level`: tokens are spelt in the byte alphabet, for a ByteLevel step comes before.
+  /// Error{kCorrupt, kNotImplemented} naming keys below `where`.
+  Bpe(const boost::json::value& model, bool is_byte_level, const std::string& where);
 
   /// Appends the tokens of one piece. O(n log n).
   void encode(std::string_view piece, std::vector<PieceToken>& out) const;
@@ -60,19 +51,22 @@ class Bpe {
   static std::uint64_t pair_key(std::int32_t left, std::int32_t right) noexcept {
     return static_cast<std::uint64_t>(static_cast<std::uint32_t>(left)) << 32 | static_cast<std::uint32_t>(right);
   }
-  void load_vocab(const boost::json::object& model, const std::string& where);
+  void load_vocab(const boost::json::object& model, bool is_byte_level, const std::string& where);
   void load_merges(const boost::json::object& model, const std::string& where);
   void insert_merge(const Merge& merge);
   const Merge* find_merge(std::int32_t left, std::int32_t right) const noexcept;
+  void read_unk(const boost::json::object& model, const std::string& where);
+  void encode_word(std::string_view word, std::vector<PieceToken>& out) const;
   void start_symbols(std::string_view piece, std::vector<Symbol>& symbols) const;
   void merge_few(std::vector<Symbol>& symbols) const;
   void merge_many(std::vector<Symbol>& symbols) const;
   void join(std::vector<Symbol>& symbols, std::int32_t left, std::int32_t id) const noexcept;
 
-  StringToId vocab_;                        // by spelling
-  StringToId whole_words_;                  // by raw bytes; filled only when merges are ignored for known words
-  std::array<std::int32_t, 256> byte_ids_;  // -1: the vocabulary lacks this byte
-  std::vector<Merge> merges_;               // open addressing, power-of-two size, at most half full
+  StringToId vocab_;                             // by spelling
+  StringToId whole_words_;                       // by raw bytes; filled only when merges are ignored for known words
+  std::optional<CharacterAlphabet> characters_;  // none: byte level
+  std::array<std::int32_t, 256> byte_ids_;       // byte level; -1: the vocabulary lacks this byte
+  std::vector<Merge> merges_;                    // open addressing, power-of-two size, at most half full
   std::size_t merge_mask_ = 0;
   std::optional<std::int32_t> unk_id_;
   bool fuse_unk_ = false;

@@ -5,6 +5,7 @@
 #include "base/error.hpp"
 #include "text/detail/byte_alphabet.hpp"
 #include "text/detail/json_access.hpp"
+#include "text/detail/replacer.hpp"
 #include "text/utf8.hpp"
 
 namespace prl::text::detail {
@@ -15,15 +16,6 @@ namespace json = boost::json;
 constexpr int kMaxDepth = 8;
 // Source: pre_tokenizers/byte_level.rs of huggingface/tokenizers, after GPT-2's encoder.py.
 constexpr std::string_view kByteLevelPattern = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-
-std::string escape_literal(std::string_view text) {
-  std::string out;
-  for (char c : text) {
-    if (std::string_view(R"(\^$.[]|()?*+{}-#)").find(c) != std::string_view::npos) out.push_back('\\');
-    out.push_back(c);
-  }
-  return out;
-}
 
 }  // namespace
 
@@ -57,14 +49,15 @@ void PreTokenizer::add(const json::value& config, const std::string& where, int 
       steps_.push_back({Regex(kByteLevelPattern, where), Behavior::kIsolated, false, add_prefix_space, use_regex});
     is_byte_level_ = true;
   } else if (type == "Split") {
-    const json::object& pattern = as_object(require(object, "pattern", where), where + ".pattern");
-    std::string source;
-    if (const json::value* regex = find(pattern, "Regex")) {
-      source = as_string(*regex, where + ".pattern.Regex");
-    } else {
-      source = escape_literal(as_string(require(pattern, "String", where + ".pattern"), where + ".pattern.String"));
-    }
-    steps_.push_back({Regex(source, where + ".pattern"), behavior_of("Removed"), bool_or(object, "invert", false, where), false, true});
+    steps_.push_back({Regex(read_pattern(object, where), where + ".pattern"), behavior_of("Removed"),
+                      bool_or(object, "invert", false, where), false, true});
+  } else if (type == "Metaspace") {
+    Metaspace metaspace = read_metaspace(object, where);
+    Regex mark(escape_pattern(metaspace.replacement), where);
+    knows_start_ |= metaspace.scheme == PrependScheme::kFirst;
+    ++num_metaspace_;
+    const bool split = metaspace.split;
+    steps_.push_back({std::move(mark), Behavior::kMergedWithNext, false, false, split, false, std::move(metaspace)});
   } else if (type == "Digits") {
     // char::is_numeric of Rust, whose Unicode version is one ahead of the patterns' own
     const bool individual = bool_or(object, "individual_digits", false, where);
@@ -79,10 +72,12 @@ void PreTokenizer::add(const json::value& config, const std::string& where, int 
     steps_.push_back({Regex(R"(\w+|[^\w\s]+)", where), Behavior::kRemoved, true, false, true});
   } else {
     fail(ErrorCode::kNotImplemented,
-         "{}.type: pre-tokenizer '{}' is not supported; byte-level BPE tokenizers use Sequence, Split, Digits, Punctuation, "
-         "Whitespace, WhitespaceSplit and ByteLevel",
+         "{}.type: pre-tokenizer '{}' is not supported; supported: Sequence, Split, Digits, Punctuation, Whitespace, WhitespaceSplit, "
+         "Metaspace and ByteLevel",
          where, type);
   }
+  if (is_byte_level_ && num_metaspace_ > 0)
+    fail(ErrorCode::kNotImplemented, "{}.type: Metaspace and ByteLevel together are not supported", where);
   if (is_behind && type != "Sequence")
     for (std::size_t i = num_before; i < steps_.size(); ++i) steps_[i].is_spelled = true;
 }
@@ -107,7 +102,7 @@ void PreTokenizer::apply(const Step& step, const Piece& piece, std::vector<Piece
     bool is_match;
   };
   const auto emit = [&](std::size_t begin, std::size_t end) {
-    if (begin < end) out.push_back({piece.text.substr(begin, end - begin), piece.origin + static_cast<std::int64_t>(begin)});
+    if (begin < end) out.push_back(piece.part(begin, end));
   };
   std::vector<Span> spans;
   std::size_t previous = 0, begin = 0, end = 0;
@@ -164,7 +159,30 @@ void PreTokenizer::apply(const Step& step, const Piece& piece, std::vector<Piece
   for (const Span& span : merged) emit(span.begin, span.end);
 }
 
-void PreTokenizer::split(std::string_view text, std::vector<Piece>& pieces, std::deque<std::string>& storage) const {
+// Each space becomes the replacement, and one more goes in front where the scheme wants it.
+Piece PreTokenizer::with_metaspace(const Metaspace& metaspace, const Piece& piece, const SegmentPlace& segment, bool want_places,
+                                   PieceStorage& storage) const {
+  const std::string& mark = metaspace.replacement;
+  const bool has_mark = piece.text.starts_with(mark) || piece.text.starts_with(' ');
+  const bool prepends = !has_mark && (metaspace.scheme == PrependScheme::kAlways ||
+                                      (metaspace.scheme == PrependScheme::kFirst && segment.is_at_start(piece.place(0))));
+  if (!prepends && piece.text.find(' ') == std::string_view::npos) return piece;
+  std::string& text = storage.texts.emplace_back();
+  std::vector<std::uint32_t>& places = storage.places.emplace_back();
+  text.reserve(piece.text.size() + piece.text.size() / 2);
+  const auto put = [&](std::string_view bytes, std::size_t byte) {
+    text += bytes;
+    if (want_places) places.insert(places.end(), bytes.size(), static_cast<std::uint32_t>(piece.place(byte)));
+  };
+  if (prepends) put(mark, 0);
+  for (std::size_t i = 0; i < piece.text.size(); ++i) put(piece.text[i] == ' ' ? std::string_view(mark) : piece.text.substr(i, 1), i);
+  if (!want_places) return {text, piece.place(0)};
+  places.push_back(static_cast<std::uint32_t>(piece.place(piece.text.size())));
+  return {text, piece.place(0), places.data()};
+}
+
+void PreTokenizer::split(std::string_view text, const SegmentPlace& segment, bool want_places, std::vector<Piece>& pieces,
+                         PieceStorage& storage) const {
   pieces.clear();
   if (text.empty()) return;
   pieces.push_back({text, 0});
@@ -172,10 +190,9 @@ void PreTokenizer::split(std::string_view text, std::vector<Piece>& pieces, std:
   for (const Step& step : steps_) {
     next.clear();
     for (Piece piece : pieces) {
-      if (step.add_prefix_space && piece.text.front() != ' ') {
-        storage.push_back(" " + std::string(piece.text));
-        piece = {storage.back(), piece.origin - 1};
-      }
+      if (step.add_prefix_space && piece.text.front() != ' ')
+        piece = {storage.texts.emplace_back(" " + std::string(piece.text)), piece.origin - 1};
+      if (step.metaspace) piece = with_metaspace(*step.metaspace, piece, segment, want_places || num_metaspace_ > 1, storage);
       if (step.is_spelled)
         apply_to_spelling(step, piece, next);
       else if (step.split)

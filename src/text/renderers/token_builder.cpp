@@ -17,7 +17,7 @@ void TokenBuilder::text(std::initializer_list<Segment> segments, int message, bo
   std::string joined;
   for (const Segment& segment : segments) joined += segment.text;
   if (joined.empty()) return;
-  const Encoding encoding = tokenizer_.encode_with_offsets(joined, {.allow_special = false});
+  const Encoding encoding = tokenizer_.encode_with_offsets(joined, {.allow_special = false, .begins_text = false});
   const Segment* segment = segments.begin();
   std::size_t end = segment->text.size();
   for (std::size_t i = 0; i < encoding.ids.size(); ++i) {
