@@ -29,7 +29,7 @@ LETTERS = "éüñçßøåÉабвгдежиклмнопрстуАБΣαβγδ你
 MORE = ["<s>", "</s>", "a<s>b", "<s>a", " <s> a", "<s><s>", "<s> Hello</s> world ", "<unk>", "x <unk> y", "<unk>y", f"{MARK}", f"{MARK}{MARK}a", f"a{MARK}b {MARK} c",
         f"{MARK}Hello", "[INST] Hi [/INST]", "<|user|>\n Hi<|end|>\n<|assistant|> \n ok", "<bos><start_of_turn>user\nHi<end_of_turn>\n", "<0x41>", "<0xE4>", "a<0x0A>b <0xE4><0xBD><0xA0>",
         "\u20ac\u4f60\u597d\u9f98", "\u9f98\u9f98\u9f98 a \u9f98", "na\u00efve co\u00f6perate", "  two  spaces   three", "tab\tand\nnewline \n x", "''quoted'' ``so'' a--b", "nl\n\n\n\nnl\t\t", "ends with space ", "\n", " \n", "\n ", "\t ",
-        "q\u0301", "\U0001f600\U0001f600", "a\U0001f600 b", "x" * 300, "\u9f98" * 40, "\u4f60" * 40, ("ab " * 50), "\u00e9 e\u0301"]
+        "q\u0301", "a\U00011c44\x03b\u166d\x03c", "\U0001f600\U0001f600", "a\U0001f600 b", "x" * 300, "\u9f98" * 40, "\u4f60" * 40, ("ab " * 50), "\u00e9 e\u0301"]
 
 
 def fnv(data):

@@ -17,6 +17,14 @@ constexpr int kMaxDepth = 8;
 // Source: pre_tokenizers/byte_level.rs of huggingface/tokenizers, after GPT-2's encoder.py.
 constexpr std::string_view kByteLevelPattern = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
+// What upstream takes for punctuation: the ASCII signs and category P of Unicode 8. Younger versions have more, and took two away.
+constexpr std::string_view kPunctuation =
+    R"((?![\x{61D}\x{9FD}\x{A76}\x{C77}\x{C84}\x{1B4E}\x{1B4F}\x{1B7D}-\x{1B7F}\x{2E43}-\x{2E4F}\x{2E52}-\x{2E5D}\x{10D6E}\x{10EAD})"
+    R"(\x{10F55}-\x{10F59}\x{10F86}-\x{10F89}\x{113D4}-\x{113D8}\x{1144B}-\x{1144F}\x{1145A}-\x{1145D}\x{11660}-\x{1166C}\x{116B9})"
+    R"(\x{1183B}\x{11944}-\x{11946}\x{119E2}\x{11A3F}-\x{11AA2}\x{11B00}-\x{11B09}\x{11BE1}\x{11C41}-\x{11C71}\x{11EF7}-\x{11F4F})"
+    R"(\x{11FFF}\x{12FF1}\x{12FF2}\x{16D6D}-\x{16D6F}\x{16E97}-\x{16E9A}\x{16FE2}\x{1E5FF}\x{1E95E}\x{1E95F}]))"
+    R"([\x{21}-\x{2F}\x{3A}-\x{40}\x{5B}-\x{60}\x{7B}-\x{7E}\x{166D}\x{111C9}\p{P}])";
+
 }  // namespace
 
 PreTokenizer::PreTokenizer(const json::value& config, const std::string& where) { add(config, where, 0); }
@@ -64,8 +72,7 @@ void PreTokenizer::add(const json::value& config, const std::string& where, int 
     steps_.push_back({Regex(R"([\p{N}\x{11DE0}-\x{11DE9}\x{16FF4}-\x{16FF6}])", where),
                       individual ? Behavior::kIsolated : Behavior::kContiguous, false, false, true});
   } else if (type == "Punctuation") {
-    steps_.push_back(
-        {Regex(R"([\x{21}-\x{2F}\x{3A}-\x{40}\x{5B}-\x{60}\x{7B}-\x{7E}\p{P}])", where), behavior_of("Isolated"), false, false, true});
+    steps_.push_back({Regex(kPunctuation, where), behavior_of("Isolated"), false, false, true});
   } else if (type == "WhitespaceSplit") {
     steps_.push_back({Regex(R"(\s)", where), Behavior::kRemoved, false, false, true});
   } else if (type == "Whitespace") {
