@@ -360,5 +360,21 @@ TEST(TokenGrammar, APatternThatRemembersTooMuchGivesUp) {
   EXPECT_NE(rule->failure().find("too much work"), std::string::npos) << "after " << output.size() << " tokens";
 }
 
+// Tokens of one byte each stand for that byte, and a word for its space too.
+TEST(TokenGrammar, VocabulariesMadeFromSentencePieceWriteWhatIsAllowed) {
+  const text::Tokenizer tokenizer =
+      text::Tokenizer::parse(read_file(test_source_dir() / "tests/fixtures/text/characters/llama2.tokenizer.json"));
+  const Vocabulary vocabulary(tokenizer);
+  EXPECT_EQ(vocabulary.spelling(tokenizer.id_of("<0xE4>").value()), "\xE4");
+  EXPECT_EQ(vocabulary.spelling(tokenizer.id_of("\u2581the").value()), " the");
+  const auto automaton = test::regex_automaton("(\u9f98|\u00f6| the){4}\\n");
+  Matcher matcher(automaton);
+  std::vector<std::int32_t> ids = tokenizer.encode("the\u9f98\u00f6 the\n");
+  Matcher::StateId state = matcher.start();
+  for (const std::int32_t id : ids)
+    for (const char c : vocabulary.spelling(id)) state = matcher.step(state, static_cast<std::uint8_t>(c));
+  EXPECT_TRUE(matcher.is_complete(state));
+}
+
 }  // namespace
 }  // namespace prl::grammar

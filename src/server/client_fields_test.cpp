@@ -13,6 +13,7 @@
 #include <tuple>
 #include <vector>
 
+#include "base/files.hpp"
 #include "base/testing/source_dir.hpp"
 #include "net/http_client.hpp"
 #include "server/api_server.hpp"
@@ -559,6 +560,46 @@ TEST_F(ClientFieldsTest, MetricsHaveTheNamesOfVllm) {
   EXPECT_NE(page.find("vllm:request_queue_time_seconds_count{engine=\"0\",model_name=\"tiny\"} 3\n"), std::string::npos);
   EXPECT_NE(page.find("vllm:cache_config_info{engine=\"0\",model_name=\"tiny\",block_size=\"16\",num_gpu_blocks=\"100\"} 1"),
             std::string::npos);
+}
+
+// A vocabulary made from SentencePiece: words carry their space, and rare characters are tokens of one byte each.
+TEST_F(ClientFieldsTest, RepliesOfByteTokensHaveTheirBytes) {
+  const std::string file = read_file(test_source_dir() / "tests/fixtures/text/characters/llama2.tokenizer.json");
+  tokenizer_ = std::make_shared<const text::Tokenizer>(text::Tokenizer::parse(file, R"({"bos_token":"<s>","eos_token":"</s>"})"));
+  ids_.vocab_size = tokenizer_->vocab_size();
+  ids_.im_end = tokenizer_->id_of("</s>").value();
+  reply_ = "the W\u00f6rld \u9f98\nnext";
+  start();
+  const std::vector<std::int32_t> ids = tokenizer_->encode(reply_);
+  const json::value whole = post("/v1/completions", R"({"prompt":"the","logprobs":1,"max_tokens":60})").json();
+  const json::object& choice = whole.at("choices").at(0).as_object();
+  EXPECT_EQ(choice.at("text").as_string(), " " + reply_) << "the prompt stands before it";
+  const json::object& lists = choice.at("logprobs").as_object();
+  ASSERT_EQ(lists.at("tokens").as_array().size(), ids.size() + 1);
+  EXPECT_EQ(lists.at("text_offset").at(1).as_int64(), static_cast<std::int64_t>(tokenizer_->bytes_of(ids[0]).size()));
+  const json::value echoed = post("/v1/completions", R"({"prompt":"the","echo":true,"max_tokens":60})").json();
+  EXPECT_EQ(echoed.at("choices").at(0).at("text").as_string(), "the " + reply_);
+
+  std::string bytes;
+  const json::value chatted = chat_choice(R"(,"logprobs":true)");
+  for (const json::value& entry : chatted.at("logprobs").at("content").as_array()) {
+    std::string of_token;
+    for (const json::value& byte : entry.at("bytes").as_array()) of_token.push_back(static_cast<char>(byte.as_int64()));
+    const std::size_t i = static_cast<std::size_t>(&entry - chatted.at("logprobs").at("content").as_array().data());
+    EXPECT_EQ(of_token, tokenizer_->bytes_of(i < ids.size() ? ids[i] : ids_.im_end));
+    bytes += of_token;
+  }
+  EXPECT_EQ(bytes, " " + reply_ + "</s>");
+  std::string text;
+  for (const json::value& chunk : stream("/v1/completions", R"({"prompt":"the","stream":true,"max_tokens":60})"))
+    text += std::string(chunk.at("choices").at(0).at("text").as_string());
+  EXPECT_EQ(text, " " + reply_);
+
+  const json::value stopped = post("/v1/completions", R"({"prompt":"the","stop":"\n","max_tokens":60})").json();
+  EXPECT_EQ(stopped.at("choices").at(0).at("text").as_string(), " the W\u00f6rld \u9f98");
+  EXPECT_EQ(stopped.at("choices").at(0).at("stop_reason").as_string(), "\n");
+  const auto newline = std::find(ids.begin(), ids.end(), tokenizer_->id_of("<0x0A>").value());
+  EXPECT_EQ(stopped.at("usage").at("completion_tokens").as_int64(), newline - ids.begin() + 1) << "it stops at the byte, not a token later";
 }
 
 }  // namespace
