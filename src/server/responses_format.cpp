@@ -225,7 +225,7 @@ class ResponsesFormat final : public ReplyFormat {
   /// Tokens up to the closing tag of the think block.
   std::int64_t num_reasoning_tokens(const Generation& generation, const Choice& choice) const {
     if (items_.empty() || items_.front().kind != OutputItem::Kind::kReasoning) return 0;
-    const auto close = generation.context().tokenizer->encode("</think>");
+    const auto close = generation.context().tokenizer->encode("</think>", {.begins_text = false});
     const auto found = std::search(choice.token_ids.begin(), choice.token_ids.end(), close.begin(), close.end());
     const auto end = found == choice.token_ids.end() ? found : found + static_cast<std::ptrdiff_t>(close.size());
     return end - choice.token_ids.begin();

@@ -13,8 +13,8 @@ constexpr std::size_t kMaxTokensBefore = 4;
 
 ThinkingBudget::ThinkingBudget(const text::Tokenizer& tokenizer, std::size_t budget, bool starts_open,
                                std::shared_ptr<const wire::TokenRule> form)
-    : open_(tokenizer.encode("<think>")),
-      close_(tokenizer.encode("</think>")),
+    : open_(tokenizer.encode("<think>", {.begins_text = false})),
+      close_(tokenizer.encode("</think>", {.begins_text = false})),
       budget_(budget),
       starts_open_(starts_open),
       form_(std::move(form)) {}

@@ -108,7 +108,7 @@ std::optional<RenderedConversation> ChatMlBase::bridge_to_next_turn(std::span<co
                                       [&](std::int32_t id) { return std::find(stops_.begin(), stops_.end(), id) != stops_.end(); });
     // The model ended its turn inside a thought: no template writes that.
     if (!was_cut) return std::nullopt;
-    for (std::int32_t id : tokenizer_->encode("</think>", {.allow_special = false})) completion.push_back(id);
+    for (std::int32_t id : tokenizer_->encode("</think>", {.allow_special = false, .begins_text = false})) completion.push_back(id);
   }
   auto ids = close_turn(prev_prompt_ids, completion, stops_, im_end_);
   if (!ids) return std::nullopt;
