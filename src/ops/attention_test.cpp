@@ -287,7 +287,7 @@ void LongAttention::check(std::int64_t window) {
 TEST_P(LongAttention, ContextsAreSplitWithoutATrace) { check(0); }
 /// Windows that begin in a chunk before that of the query, in the query's own, or with a chunk.
 TEST_P(LongAttention, WindowsAreSplitWithoutATrace) {
-  for (const std::int64_t window : {1, 60, 71, 1000, 1024, 1100, 2100}) {
+  for (const std::int64_t window : {60, 71, 1024, 1100}) {
     SCOPED_TRACE(window);
     check(window);
   }
