@@ -20,8 +20,8 @@ struct InitModelOptions {
   std::int64_t num_kv_heads = 2;
   std::int64_t head_dim = 32;
   std::int64_t max_position = 2048;
-  std::int64_t sliding_window = 0;  ///< keys that a query sees, in families with windows: all layers of mistral, else all but the first,
-                                    ///< of smollm3 those without rotary positions; 0: all keys
+  std::int64_t sliding_window = 0;  ///< keys that a query sees, in the layers that a family gives windows: of qwen2 and qwen3 all but the
+                                    ///< first, of smollm3 those without rotary positions, of olmo3 three in four, else all; 0: all keys
   double rope_theta = 10000.0;
   double rms_norm_eps = 1e-6;
   bool tie_word_embeddings = true;

@@ -65,8 +65,7 @@ LongRope read_long_rope(const ConfigReader& reader, const ConfigReader& rope, co
     log::warning(
         "{}: positions by LongRoPE's long factors in texts of every length, as {} positions ('max_position_embeddings') are more than the "
         "{} of 'original_max_position_embeddings'; transformers takes the short factors up to that length. For runs that stay within it, "
-        "set "
-        "'max_position_embeddings' to {} and 'attention_factor' to {} beside the factors",
+        "set 'max_position_embeddings' to {} and 'attention_factor' to {} beside the factors",
         reader.subject(), max_position, out.original_max_position, out.original_max_position, out.attention_factor);
   return out;
 }
@@ -135,7 +134,7 @@ void read_rope(const ConfigReader& reader, const Family& family, ModelConfig& co
     config.long_rope = read_long_rope(reader, *rope, family, config.max_position);
     return;
   }
-  if (type == "yarn" && !family.has_long_rope) {
+  if (type == "yarn") {
     config.yarn = read_yarn(reader, *rope, config.max_position);
     return;
   }

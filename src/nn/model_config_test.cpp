@@ -223,6 +223,10 @@ TEST_F(ModelConfigTest, MixturesOfExperts) {
   EXPECT_EQ(config.num_active_parameters(), 48LL * (2048 * 128 * (2 * 32 + 2 * 4) + 128 * 2048 + 8 * 3 * 2048 * 768) + 151936LL * 2048);
   EXPECT_FALSE(load(edit(kQwen3Moe, "\"norm_topk_prob\": true,", "")).norm_topk_prob);
   EXPECT_EQ(load(edit(kQwen3Moe, "\"num_experts\": 128", "\"num_local_experts\": 64")).num_experts, 64) << "as transformers 5 writes it";
+  const std::string windowed = edit(edit(kQwen3Moe, "\"use_sliding_window\": false", "\"use_sliding_window\": true"),
+                                    "\"sliding_window\": null", "\"sliding_window\": 512");
+  EXPECT_EQ(load(windowed).windowed_layers.size(), 48U) << "not those from max_window_layers on, as in Qwen 3";
+  EXPECT_EQ(load(kQwen3Moe).window, 0);
 
   const ModelConfig sparse = load(edit(edit(kQwen3Moe, "\"decoder_sparse_step\": 1", "\"decoder_sparse_step\": 16"),
                                        "\"mlp_only_layers\": []", "\"mlp_only_layers\": [31, 3]"));

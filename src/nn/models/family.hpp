@@ -48,15 +48,17 @@ struct WindowKeys {
   bool are_layers_named = true;           ///< `layer_types` says which layers have it
   std::vector<std::int64_t> layers = {};  ///< those that have it where `layer_types` says nothing
 };
-/// Layers [first, num_layers).
-std::vector<std::int64_t> layers_from(std::int64_t first, std::int64_t num_layers);
 /// Sets window and windowed_layers; a window that holds all positions is none. Error{kCorrupt|kNotImplemented} names the key.
 void read_window(const ConfigReader& reader, const WindowKeys& keys, ModelConfig& config);
+/// Of families of which all layers have the window or none: `without` and `is_switched` as in WindowKeys.
+void read_common_window(const ConfigReader& reader, std::int64_t without, bool is_switched, ModelConfig& config);
 /// That of Qwen 2 and 3: layers from `max_window_layers` on have it.
 void read_qwen_window(const ConfigReader& reader, ModelConfig& config);
+/// Head size, biases and norms of Qwen 3, with experts or without.
+void read_qwen3_attention(const ConfigReader& reader, ModelConfig& config);
 /// Adds the keys that read_window() reads with these `keys`.
 void describe_window(const ModelConfig& config, const WindowKeys& keys, boost::json::object& object);
-/// Of families of which all layers have the window or none, without a switch.
+/// Those of read_common_window() without a switch.
 inline const WindowKeys kOneWindow{.is_switched = false, .are_layers_named = false};
 
 /// Refuses dropout, and other noise of training, that one of the keys asks for.

@@ -7,8 +7,7 @@ namespace {
 void configure_mistral(const ConfigReader& reader, ModelConfig& config) {
   config.head_dim = reader.integer("head_dim", config.hidden_size / config.num_heads, 2, 1024);
   // Null is no window; where the key is missing, transformers takes 4096.
-  read_window(reader, {.without = 4096, .is_switched = false, .are_layers_named = false, .layers = layers_from(0, config.num_layers)},
-              config);
+  read_common_window(reader, /*without=*/4096, /*is_switched=*/false, config);
 }
 
 void describe_mistral(const ModelConfig& config, boost::json::object& object) { describe_window(config, kOneWindow, object); }

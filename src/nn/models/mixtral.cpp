@@ -8,7 +8,7 @@ namespace {
 
 void configure_mixtral(const ConfigReader& reader, ModelConfig& config) {
   config.head_dim = reader.integer("head_dim", config.hidden_size / config.num_heads, 2, 1024);
-  read_window(reader, {.is_switched = false, .are_layers_named = false, .layers = layers_from(0, config.num_layers)}, config);
+  read_common_window(reader, /*without=*/0, /*is_switched=*/false, config);
   refuse_dropout(reader, {"attention_dropout", "router_jitter_noise"});
   config.num_experts = reader.integer("num_local_experts", reader.integer("num_experts", 8, 1, ops::kMaxExperts), 1, ops::kMaxExperts);
   config.num_active_experts = reader.integer("num_experts_per_tok", 2, 1, ops::kMaxActiveExperts);

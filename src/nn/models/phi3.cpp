@@ -8,7 +8,7 @@ namespace {
 void configure_phi3(const ConfigReader& reader, ModelConfig& config) {
   config.head_dim = reader.integer("head_dim", config.hidden_size / config.num_heads, 2, 1024);
   config.fuses_projections = true;
-  read_window(reader, {.is_switched = false, .are_layers_named = false, .layers = layers_from(0, config.num_layers)}, config);
+  read_common_window(reader, /*without=*/0, /*is_switched=*/false, config);
   refuse_dropout(reader, {"attention_dropout", "embd_pdrop", "resid_pdrop"});
 }
 

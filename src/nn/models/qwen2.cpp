@@ -14,11 +14,6 @@ void describe_qwen2(const ModelConfig& config, boost::json::object& object) { de
 
 }  // namespace
 
-void read_qwen_window(const ConfigReader& reader, ModelConfig& config) {
-  const std::int64_t first = reader.integer("max_window_layers", 28, 0, 1 << 20);
-  read_window(reader, {.without = 4096, .layers = layers_from(first, config.num_layers)}, config);
-}
-
 const Family kQwen2Family{"qwen2", "Qwen2ForCausalLM", configure_qwen2, describe_qwen2};
 
 }  // namespace prl::nn

@@ -2,13 +2,18 @@
 
 // Qwen 3 dense: RMS norm per head on q and k, head_dim of its own.
 namespace prl::nn {
-namespace {
 
-void configure_qwen3(const ConfigReader& reader, ModelConfig& config) {
+void read_qwen3_attention(const ConfigReader& reader, ModelConfig& config) {
   config.head_dim = reader.integer("head_dim", 128, 2, 1024);
   config.attention_bias = reader.boolean("attention_bias", false);
   config.attention_out_bias = config.attention_bias;
   config.qk_norm = true;
+}
+
+namespace {
+
+void configure_qwen3(const ConfigReader& reader, ModelConfig& config) {
+  read_qwen3_attention(reader, config);
   read_qwen_window(reader, config);
 }
 

@@ -22,11 +22,8 @@ std::vector<std::int64_t> read_dense_layers(const ConfigReader& reader, std::int
 }
 
 void configure_qwen3_moe(const ConfigReader& reader, ModelConfig& config) {
-  kQwen3Family.configure(reader, config);
-  // Unlike Qwen 3, all layers have the window if one does.
-  config.window = 0;
-  config.windowed_layers.clear();
-  read_window(reader, {.without = 4096, .are_layers_named = false, .layers = layers_from(0, config.num_layers)}, config);
+  read_qwen3_attention(reader, config);
+  read_common_window(reader, /*without=*/4096, /*is_switched=*/true, config);
   config.num_experts = reader.integer("num_experts", reader.integer("num_local_experts", 128, 1, ops::kMaxExperts), 1, ops::kMaxExperts);
   config.num_active_experts = reader.integer("num_experts_per_tok", 8, 1, ops::kMaxActiveExperts);
   config.expert_size = reader.integer("moe_intermediate_size", 768, 1, 1 << 24);

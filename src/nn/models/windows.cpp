@@ -28,13 +28,14 @@ std::vector<std::int64_t> layers_of(const std::vector<std::string>& types, std::
   return layers;
 }
 
-}  // namespace
-
+/// Layers [first, num_layers).
 std::vector<std::int64_t> layers_from(std::int64_t first, std::int64_t num_layers) {
   std::vector<std::int64_t> layers(static_cast<std::size_t>(std::max<std::int64_t>(0, num_layers - first)));
   std::iota(layers.begin(), layers.end(), first);
   return layers;
 }
+
+}  // namespace
 
 void read_window(const ConfigReader& reader, const WindowKeys& keys, ModelConfig& config) {
   std::int64_t window = keys.without;
@@ -55,6 +56,17 @@ void read_window(const ConfigReader& reader, const WindowKeys& keys, ModelConfig
   if (layers.empty() || (window >= config.max_position && !config.window_rope_theta)) return;
   config.window = window;
   config.windowed_layers = std::move(layers);
+}
+
+void read_common_window(const ConfigReader& reader, std::int64_t without, bool is_switched, ModelConfig& config) {
+  read_window(reader,
+              {.without = without, .is_switched = is_switched, .are_layers_named = false, .layers = layers_from(0, config.num_layers)},
+              config);
+}
+
+void read_qwen_window(const ConfigReader& reader, ModelConfig& config) {
+  const std::int64_t first = reader.integer("max_window_layers", 28, 0, 1 << 20);
+  read_window(reader, {.without = 4096, .layers = layers_from(first, config.num_layers)}, config);
 }
 
 void describe_window(const ModelConfig& config, const WindowKeys& keys, boost::json::object& object) {
