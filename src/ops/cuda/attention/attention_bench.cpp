@@ -7,7 +7,7 @@
 #include "ops/cuda/gpu_bench.hpp"
 
 // Attention on one GPU: TFLOP/s of training shapes, GB/s of decode. Times are medians over groups of calls between events; work
-// counts the causal half. bench/peer_attention.py measures PyTorch at the same shapes.
+// counts the keys that are seen. bench/peer_attention.py measures PyTorch at the same shapes.
 
 namespace prl::ops {
 namespace {
@@ -15,8 +15,15 @@ namespace {
 struct Bench : GpuBench {
   cuda::AttentionFamily family = cuda::chosen_attention_family(ctx);
 
-  /// Of keys that queries see at most; 0: all before them. Rates are of the work without a window.
-  std::int32_t window = 0;
+  std::int32_t window = 0;  ///< keys that queries see at most; 0: all before them
+  /// Keys that the queries at [first, end) see, all together.
+  double keys_seen(std::int64_t first, std::int64_t end) const {
+    const auto up_to = [&](std::int64_t n) {
+      const double all = static_cast<double>(n), w = window == 0 ? all : std::min(all, static_cast<double>(window));
+      return w * (w + 1) / 2 + (all - w) * w;
+    };
+    return up_to(end) - up_to(first);
+  }
   void print_window() const {
     if (window > 0) std::printf("   window %d", window);
     std::printf("\n");
@@ -39,7 +46,7 @@ struct Bench : GpuBench {
                                .cu_seqlens = cu,
                                .scale = 0.0884f,
                                .window = window};
-    const double flops = 2.0 * static_cast<double>(Hq * D) * static_cast<double>(T) * length;  // causal half of 4 T^2 D
+    const double flops = 4.0 * static_cast<double>(Hq * D) * sequences * keys_seen(0, length);
     const double forward = milliseconds([&](int) { cuda::attention_varlen(ctx, family, out, lse, args); });
     const double backward = milliseconds(
         [&](int) { cuda::attention_varlen_backward(ctx, family, dq, dk, dv, Hq * D, Hkv * D, Hkv * D, dout, out, lse, args); });
@@ -53,7 +60,8 @@ struct Bench : GpuBench {
   void paged(std::int64_t Hq, std::int64_t Hkv, std::int64_t D, std::int32_t sequences, std::int32_t context, std::int32_t new_tokens,
              std::int64_t block_size = 16) {
     const std::int64_t blocks = (context + block_size - 1) / block_size;
-    const double bytes = 2.0 * static_cast<double>(sequences) * context * static_cast<double>(Hkv * D * 2);
+    const std::int32_t num_read = window == 0 ? context : std::min(context, window + new_tokens - 1);
+    const double bytes = 2.0 * static_cast<double>(sequences) * num_read * static_cast<double>(Hkv * D * 2);
     const int copies = static_cast<int>(std::clamp(300e6 / bytes, 1.0, 16.0));  // so that small caches do not stay in L2
     std::vector<Tensor> ks, vs;
     for (int i = 0; i < copies; ++i) {
@@ -81,7 +89,7 @@ struct Bench : GpuBench {
                              .scale = 0.0884f,
                              .window = window});
     });
-    const double flops = 4.0 * static_cast<double>(Hq * D) * static_cast<double>(T) * (context - 0.5 * (new_tokens - 1));
+    const double flops = 4.0 * static_cast<double>(Hq * D) * sequences * keys_seen(context - new_tokens, context);
     std::printf("paged   Hq %2d Hkv %2d D %3d  %3d x %6d, %5d new, blocks of %3d   %8.1f us %6.0f GB/s %6.1f TFLOP/s", static_cast<int>(Hq),
                 static_cast<int>(Hkv), static_cast<int>(D), sequences, context, new_tokens, static_cast<int>(block_size), host * 1e3,
                 bytes / host * 1e-6, flops / host * 1e-9);
