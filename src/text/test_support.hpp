@@ -1,5 +1,6 @@
 #pragma once
 
+#include <gtest/gtest.h>
 #include <boost/json/parse.hpp>
 #include <boost/json/value.hpp>
 
@@ -30,6 +31,19 @@ inline std::vector<std::int32_t> ids_of(const boost::json::value& value) {
   std::vector<std::int32_t> out;
   for (const auto& id : value.as_array()) out.push_back(static_cast<std::int32_t>(id.as_int64()));
   return out;
+}
+/// Offsets belong to the ids of the text, rise and lie within it.
+inline void expect_rising_offsets(const Tokenizer& tokenizer, const std::string& text) {
+  const Encoding encoding = tokenizer.encode_with_offsets(text);
+  EXPECT_EQ(encoding.ids, tokenizer.encode(text));
+  ASSERT_EQ(encoding.ids.size(), encoding.offsets.size());
+  std::uint32_t last = 0;
+  for (const auto& [begin, end] : encoding.offsets) {
+    EXPECT_LE(begin, end);
+    EXPECT_LE(last, begin) << text;
+    EXPECT_LE(end, text.size());
+    last = begin;
+  }
 }
 /// FNV-1a, 64 bits, as hex: what the fixtures hold in place of long lists.
 inline std::string fnv(std::string_view bytes) {
