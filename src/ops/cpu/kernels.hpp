@@ -129,6 +129,64 @@ struct ChunkStats {
   float max = 0, sum = 0, weighted = 0;
 };
 
+/// Tokens of one sequence and a tile of columns of one value head's state.
+struct DeltaTile {
+  std::int64_t num_tokens = 0;
+  int key_dim = 0, num_cols = 0;           ///< num_cols: at most Kernels::delta_cols
+  const float *q = nullptr, *k = nullptr;  ///< [num_tokens, key_dim], scaled
+  const float *decay = nullptr, *beta = nullptr;
+  std::int64_t gate_stride = 0;  ///< from token to token
+  const void* v = nullptr;
+  void* out = nullptr;  ///< nullptr: only the state is wanted
+  std::int64_t v_stride = 0, out_stride = 0;
+  float* state = nullptr;  ///< [key_dim, num_cols]
+  std::int64_t state_stride = 0;
+  DType dtype = DType::kF32;
+};
+/// Its gradients. `forward.state` is the state before these tokens and stays as it is.
+struct DeltaBackwardTile {
+  DeltaTile forward;
+  const void* dout = nullptr;
+  void* dv = nullptr;
+  std::int64_t dout_stride = 0, dv_stride = 0;
+  float* dstate = nullptr;                        ///< [key_dim, num_cols], dense: behind these tokens, then before them
+  float *dq = nullptr, *dk = nullptr;             ///< [num_tokens, key_dim], +=
+  float *dbeta = nullptr, *dlog_decay = nullptr;  ///< +=
+  float* states = nullptr;                        ///< scratch [num_tokens, key_dim, num_cols]
+  float* deltas = nullptr;                        ///< scratch [num_tokens, 2, num_cols]
+};
+/// Of one token and all value heads.
+struct DeltaGatesGrad {
+  void *db = nullptr, *da = nullptr;
+  float *drate = nullptr, *dbias = nullptr;  ///< +=
+  const float *dbeta = nullptr, *dlog_decay = nullptr;
+  const void *b = nullptr, *a = nullptr;
+  const float *rate = nullptr, *bias = nullptr;
+};
+
+inline constexpr int kMaxConvTaps = 8;
+/// Columns that a call of Kernels::conv_backward has at most.
+inline constexpr int kConvCols = 64;
+/// One sequence and some columns of the gradient of the causal convolution.
+struct ConvBackward {
+  void* dx = nullptr;
+  const void *dy = nullptr, *x = nullptr;
+  std::int64_t dx_stride = 0, dy_stride = 0, x_stride = 0, weight_stride = 0;
+  const float* weight = nullptr;  ///< [num_taps, weight_stride]
+  float* dweight = nullptr;       ///< alike, +=
+  std::int64_t num_tokens = 0, num_cols = 0;
+  int num_taps = 0;
+  DType dtype = DType::kF32;
+};
+/// One row.
+struct GatedNormGrad {
+  void *dx = nullptr, *dgate = nullptr;
+  float* dw = nullptr;  ///< +=
+  const void *dy = nullptr, *x = nullptr, *gate = nullptr;
+  const float* w = nullptr;
+  float eps = 0;
+};
+
 struct AdamWStep {
   float beta1 = 0, beta2 = 0, eps = 0, decay = 0, step_size = 0, inverse_sqrt_correction2 = 0, grad_scale = 1;
 };
@@ -172,6 +230,28 @@ struct Kernels {
   void (*store_row)(void* out, const float* c, const float* bias, std::int64_t n, bool accumulate, DType) = nullptr;
   float (*sum_squares)(const float* x, std::int64_t n) = nullptr;
   void (*scale)(float* x, float factor, std::int64_t n) = nullptr;
+
+  /// Columns of a tile of states; a tile of fewer has a multiple of 16.
+  int delta_cols = 0;
+  void (*delta_rule)(const DeltaTile&) = nullptr;
+  void (*delta_rule_backward)(const DeltaBackwardTile&) = nullptr;
+  /// decay[n] = exp(-exp(rate) * softplus(a + bias)), beta[n] = sigmoid(b).
+  void (*delta_gates)(float* decay, float* beta, const void* a, const void* b, const float* rate, const float* bias, std::int64_t n,
+                      DType) = nullptr;
+  void (*delta_gates_backward)(const DeltaGatesGrad&, std::int64_t n, DType) = nullptr;
+  /// out[n] = factor * x / sqrt(sum x^2 + 1e-6).
+  void (*unit_row)(float* out, const void* x, float factor, std::int64_t n, DType) = nullptr;
+  void (*unit_row_backward)(void* dx, const void* x, const float* dout, float factor, std::int64_t n, DType) = nullptr;
+  /// y[n] = silu(sum over w of weight[w, n] * x[w][n]); a row that is null is 0.
+  void (*conv_row)(void* y, const void* const* x, const float* weight, std::int64_t weight_stride, int num_taps, std::int64_t n,
+                   DType) = nullptr;
+  void (*conv_backward)(const ConvBackward&) = nullptr;
+  /// y[n] = rms_norm(x, w, eps) * silu(gate).
+  void (*gated_norm)(void* y, const void* x, const void* gate, const float* w, std::int64_t n, float eps, DType) = nullptr;
+  void (*gated_norm_backward)(const GatedNormGrad&, std::int64_t n, DType) = nullptr;
+  /// y[n] = x * sigmoid(gate).
+  void (*gate_row)(void* y, const void* x, const void* gate, std::int64_t n, DType) = nullptr;
+  void (*gate_row_backward)(void* dx, void* dgate, const void* dy, const void* x, const void* gate, std::int64_t n, DType) = nullptr;
 
   /// x[n] divided by temperature in place (not touched when it is 1), then the statistics.
   ChunkStats (*chunk_stats)(float* x, std::int64_t n, float temperature) = nullptr;

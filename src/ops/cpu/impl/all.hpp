@@ -4,6 +4,7 @@
 #include "ops/cpu/impl/micro.hpp"
 #include "ops/cpu/impl/gemm.hpp"
 #include "ops/cpu/impl/rows.hpp"
+#include "ops/cpu/impl/delta_rule.hpp"
 #include "ops/cpu/impl/attention.hpp"
 #include "ops/cpu/impl/attention_backward.hpp"
 #include "ops/cpu/impl/table.hpp"

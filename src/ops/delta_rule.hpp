@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "ops/context.hpp"
+
+namespace prl::ops {
+
+// Linear attention by the gated delta rule (Yang et al. 2024, "Gated Delta Networks"; Qwen 3.5), with what stands around it: a short causal
+// convolution before, a gated norm behind. Each sequence has a state of fixed size in place of keys and values.
+// Legend: T tokens, N value heads, M key heads (N % M == 0; key head n / (N / M) serves value head n), K size of a key, D size of a value,
+// C = 2 M K + N D channels: queries, keys, values; W taps of the convolution.
+// Activations are kF32 or kBF16 (all alike), rows may be strided; arithmetic and states are fp32 and rounded once when stored. The result
+// of a token depends on its sequence up to it and on nothing else, bit for bit: training, a prompt in parts and decoding agree, so tokens
+// follow one another one by one. Gradients of parameters are fp32 and accumulate (+=), sequence by sequence, in a fixed order.
+
+/// The sequences whose tokens lie one after the other, and the states from which they go on.
+struct StateRows {
+  std::span<const std::int32_t> start_S;      ///< host; sequence s has rows [start_S[s], start_S[s + 1]); the first is 0, the last T
+  std::span<const std::int32_t> slot_S = {};  ///< host; where the state of each sequence lies, no two alike; empty: nowhere, all begin anew
+  std::span<const std::int32_t> begin_S = {};  ///< host, as long as slot_S: tokens of the sequence before these; 0: the state is not read
+};
+
+/// y_TC[t, c] = silu(sum over w of weight_CW[c, w] * x[t - (W - 1) + w, c]), in that order; tokens before the sequence are 0. With slots
+/// inputs before these rows are in state_SWC [slots, W - 1, C] (dtype of x, oldest first), which then holds the last W - 1 inputs.
+/// weight_CW fp32 [C, W]; 2 <= W <= 8.
+void causal_conv(OpContext& ctx, TensorView y_TC, ConstTensorView x_TC, ConstTensorView weight_CW, TensorView state_SWC,
+                 const StateRows& rows);
+/// dx overwritten, dweight_CW (fp32) +=. Sequences that begin anew only.
+void causal_conv_backward(OpContext& ctx, TensorView dx_TC, TensorView dweight_CW, ConstTensorView dy_TC, ConstTensorView x_TC,
+                          ConstTensorView weight_CW, const StateRows& rows);
+
+/// Inputs of the rule. For each token and value head, with q' = q / |q| / sqrt(K), k' = k / |k| (|x| = sqrt(sum x^2 + 1e-6)),
+/// decay = exp(-exp(decay_rate) * softplus(a + decay_bias)), beta = sigmoid(b) and the state S [K, D]:
+///   S = decay * S;  S = S + k' (beta * (v - S^T k'));  out = S^T q'
+struct DeltaRule {
+  ConstTensorView qkv_TC;
+  ConstTensorView b_TN, a_TN;
+  ConstTensorView decay_rate_N, decay_bias_N;                                       ///< fp32 (files: A_log, dt_bias)
+  std::int64_t num_key_heads = 0, num_value_heads = 0, key_dim = 0, value_dim = 0;  ///< M, N, K, D; K and D are multiples of 16 up to 256
+};
+/// out_TV [T, N D]. With slots the states are in state_SNKD [slots, N, K, D] fp32 and end there.
+void delta_rule(OpContext& ctx, TensorView out_TV, TensorView state_SNKD, const DeltaRule& in, const StateRows& rows);
+/// Where gradients go: those of inputs are overwritten, ddecay_rate_N and ddecay_bias_N (fp32) +=. data == nullptr of both: not wanted.
+struct DeltaRuleGrads {
+  TensorView dqkv_TC, db_TN, da_TN;
+  TensorView ddecay_rate_N = {}, ddecay_bias_N = {};
+};
+/// Sequences that begin anew only. Computes the states again from the inputs, in pieces of about the square root of the longest sequence's
+/// tokens L, at least 32: its workspace is about 2 sqrt(L) (N / M) K D floats for each thread, and 4 T N.
+void delta_rule_backward(OpContext& ctx, const DeltaRuleGrads& grads, ConstTensorView dout_TV, const DeltaRule& in, const StateRows& rows);
+
+/// y[t, n] = rms_norm(x[t, n], w_D, eps) * silu(gate[t, n]) for heads n of [T, N D]; w fp32. y may be x.
+void gated_head_norm(OpContext& ctx, TensorView y_TV, ConstTensorView x_TV, ConstTensorView gate_TV, ConstTensorView w_D, float eps);
+/// dx and dgate overwritten, dw_D (fp32) +=.
+void gated_head_norm_backward(OpContext& ctx, TensorView dx_TV, TensorView dgate_TV, TensorView dw_D, ConstTensorView dy_TV,
+                              ConstTensorView x_TV, ConstTensorView gate_TV, ConstTensorView w_D, float eps);
+
+/// Attention heads with an output gate each: in_TE has for each of H heads its query and its gate, D each, then E - 2 H D further columns.
+/// out_TF [T, E - H D] = queries and the further columns, without the gates.
+void drop_gates(OpContext& ctx, TensorView out_TF, ConstTensorView in_TE, std::int64_t num_heads, std::int64_t head_dim);
+/// The reverse for gradients: din's columns of queries and further ones = dout; those of the gates stay as they are.
+void drop_gates_backward(OpContext& ctx, TensorView din_TE, ConstTensorView dout_TF, std::int64_t num_heads, std::int64_t head_dim);
+/// y_TQ[t, h] = x_TQ[t, h] * sigmoid(gate of head h in in_TE), [T, H D]; y may be x.
+void gate_heads(OpContext& ctx, TensorView y_TQ, ConstTensorView x_TQ, ConstTensorView in_TE, std::int64_t num_heads,
+                std::int64_t head_dim);
+/// dx overwritten; din's columns of the gates = their gradients, the others stay as they are. dx may be dy.
+void gate_heads_backward(OpContext& ctx, TensorView dx_TQ, TensorView din_TE, ConstTensorView dy_TQ, ConstTensorView x_TQ,
+                         ConstTensorView in_TE, std::int64_t num_heads, std::int64_t head_dim);
+
+}  // namespace prl::ops
