@@ -75,6 +75,15 @@ CASES = {
                                      original_max_position_embeddings=4), torch.float32, None),
     "phi3_short": ("Phi3Config", dict(tie_word_embeddings=False, pad_token_id=None, hidden_size=96, rope_parameters=LONG_ROPE | dict(factor=4.0),
                                       original_max_position_embeddings=256), torch.float32, None),
+    # The gated norm would divide by outputs of linear attention near 0, as those of first tokens are, and show rounding alone.
+    "qwen3_5": ("Qwen3_5TextConfig", dict(rms_norm_eps=0.03, tie_word_embeddings=True, num_hidden_layers=3, num_attention_heads=2, head_dim=64,
+                                          layer_types=["linear_attention", "full_attention", "linear_attention"], linear_num_key_heads=2,
+                                          linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=32, pad_token_id=None,
+                                          rope_parameters=dict(rope_type="default", rope_theta=1e5, partial_rotary_factor=0.25)), torch.bfloat16, None),
+    "qwen3_5_equal_heads": ("Qwen3_5TextConfig", dict(rms_norm_eps=0.03, tie_word_embeddings=False, num_attention_heads=2, head_dim=64,
+                                                      layer_types=["linear_attention", "full_attention"], linear_num_key_heads=2, linear_num_value_heads=2,
+                                                      linear_key_head_dim=32, linear_value_head_dim=16, linear_conv_kernel_dim=3, pad_token_id=None,
+                                                      rope_parameters=dict(rope_type="default", rope_theta=1e5, partial_rotary_factor=0.5)), torch.float32, None),
     "qwen3_untied_sharded": ("Qwen3Config", dict(tie_word_embeddings=False, head_dim=16, attention_bias=True), torch.bfloat16, "50KB"),
 }
 
@@ -84,13 +93,18 @@ def correction_biases(model):
     return [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
 
 
+def adds_one(model, name):
+    """Whether a norm multiplies by 1 + weight."""
+    return model.config.model_type == "qwen3_5_text" and "linear_attn" not in name
+
+
 def fill(model, generator):
     """Random values everywhere, norms and biases too, so that no gradient or bias is trivially zero."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if "norm" in name:
-                parameter.copy_(1.0 + 0.2 * noise)
+                parameter.copy_((0.0 if adds_one(model, name) else 1.0) + 0.2 * noise)
             elif name.endswith("bias"):
                 parameter.copy_(0.2 * noise)
             else:

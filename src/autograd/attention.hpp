@@ -4,6 +4,7 @@
 
 #include "autograd/functions.hpp"
 #include "ops/attention.hpp"
+#include "ops/delta_rule.hpp"
 
 namespace prl::autograd {
 
@@ -30,13 +31,15 @@ class HeadExchange {
 /// Which keys a query sees. positions_T [T] int32 on the device; the rest host memory that outlives the tape.
 struct AttentionIndex {
   ConstTensorView positions_T;
-  std::span<const std::int32_t> cu_seqlens;    ///< packed sequences of the whole row, unless `paged`
-  HeadExchange* exchange = nullptr;            ///< packed only: the tokens are this rank's part of the row
-  const ops::PagedAttention* paged = nullptr;  ///< index arrays of the cache; query, layer, scale and window are filled in here
-  const ops::KvLayer* kv_layer = nullptr;      ///< paged only
-  std::span<const std::int32_t> slot_T;        ///< paged only
-  const ops::DecodeIndex* decode = nullptr;    ///< one new token per sequence, indices on the device; with kv_layer and plan
-  ConstTensorView decode_plan, window_plan;    ///< of layers without a window and with one, which is the same in all that have one
+  std::span<const std::int32_t> cu_seqlens;      ///< packed sequences of the whole row, unless `paged`
+  HeadExchange* exchange = nullptr;              ///< packed only: the tokens are this rank's part of the row
+  const ops::PagedAttention* paged = nullptr;    ///< index arrays of the cache; query, layer, scale and window are filled in here
+  const ops::KvLayer* kv_layer = nullptr;        ///< paged only
+  std::span<const std::int32_t> slot_T;          ///< paged only
+  ops::StateRows state_rows;                     ///< paged only, of layers of linear attention
+  const ops::StateLayer* state_layer = nullptr;  ///< the same
+  const ops::DecodeIndex* decode = nullptr;      ///< one new token per sequence, indices on the device; with kv_layer and plan
+  ConstTensorView decode_plan, window_plan;      ///< of layers without a window and with one, which is the same in all that have one
 };
 
 /// From projections qkv [T, Q + 2K] (q heads, then k, then v) to the attention output [T, Q]: norms, rotation, keys and values into

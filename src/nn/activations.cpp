@@ -10,28 +10,37 @@ namespace prl::nn {
 namespace {
 
 /// Values per token of a layer in the compute dtype. Legend as in the ops: H hidden, Q query heads * D, K key heads * D, F width of the MLP
-/// or of the experts that a token is sent to, S of those that are shared.
+/// or of the experts that a token is sent to, S of those that are shared. Of linear attention Q is the width of its values, without K.
 struct PerToken {
   std::int64_t H, Q, K, S, F;
   std::int64_t norm, attn_proj, heads;  ///< what the parts of a layer hold
+  std::int64_t attended;                ///< what attention gives, before and behind its gate where there is one
   std::int64_t outputs;                 ///< of attention and MLP, where norms read them
   std::int64_t mlp;
   std::int64_t kept;            ///< what no part may drop, in values: sums, attention output, log-sum-exp, routing
   std::int64_t of_experts = 0;  ///< what the backward pass through a mixture of experts takes and gives back
-  PerToken(const ModelConfig& c, DType compute, bool is_sparse)
+  bool has_head_norms;
+  PerToken(const ModelConfig& c, DType compute, bool is_sparse, bool is_linear)
       : H(c.hidden_size),
-        Q(c.num_heads * c.head_dim),
-        K(c.num_kv_heads * c.head_dim),
+        Q(is_linear ? c.linear.value_width() : c.num_heads * c.head_dim),
+        K(is_linear ? 0 : c.num_kv_heads * c.head_dim),
         S(is_sparse ? c.shared_expert_size : 0),
         F(is_sparse ? c.num_active_experts * c.expert_size : c.intermediate_size),
         norm(c.norms_outputs ? 0 : 2 * H),
-        attn_proj(Q + 2 * K),
-        heads(c.qk_norm_is_whole ? Q + 2 * K
-              : c.qk_norm        ? Q + K
-                                 : 0),
+        attn_proj(is_linear       ? c.linear.projected_width()
+                  : c.gates_heads ? 2 * (Q + K)
+                                  : Q + 2 * K),
+        heads(is_linear            ? c.linear.num_channels()
+              : c.gates_heads      ? 2 * Q + 3 * K
+              : c.qk_norm_is_whole ? Q + 2 * K
+              : c.qk_norm          ? Q + K
+                                   : 0),
+        attended(is_linear || c.gates_heads ? 2 * Q : Q),
         outputs(c.norms_outputs ? 2 * H : 0),
         mlp(is_sparse ? 2 * F + 3 * S : 3 * F),
-        kept(2 * H + outputs + Q + (c.num_heads + (is_sparse ? routing(c) : 0)) * 4 / static_cast<std::int64_t>(size_of(compute))) {
+        kept(2 * H + outputs + attended +
+             ((is_linear ? 0 : c.num_heads) + (is_sparse ? routing(c) : 0)) * 4 / static_cast<std::int64_t>(size_of(compute))),
+        has_head_norms(!is_linear) {
     if (is_sparse)
       of_experts = 3 * F + 3 * S + c.num_active_experts * H + c.num_experts +
                    2 * c.num_active_experts * 4 / static_cast<std::int64_t>(size_of(compute));
@@ -40,13 +49,13 @@ struct PerToken {
   static std::int64_t routing(const ModelConfig& c) { return c.num_experts + 5 * c.num_active_experts + 1; }
   std::int64_t layer() const { return norm + attn_proj + heads + mlp + kept; }
   std::int64_t dropped(const LayerParts& parts) const {
-    return (parts.norm ? norm : 0) + (parts.attn_proj ? attn_proj : 0) + (parts.norm || parts.attn_proj ? heads : 0) +
+    return (parts.norm ? norm : 0) + (parts.attn_proj ? attn_proj : 0) + ((parts.norm && has_head_norms) || parts.attn_proj ? heads : 0) +
            (parts.mlp ? mlp : 0);
   }
   /// Gradients that live at once while a layer's rules run: of all but the sums, which hand one gradient through. That of the heads is
   /// gone before that of the first norm comes, unless it is one that norms outputs.
   std::int64_t gradients() const {
-    const std::int64_t of_attention = (outputs > 0 ? H + heads : std::max(H, heads)) + attn_proj + Q;
+    const std::int64_t of_attention = (outputs > 0 ? H + heads : std::max(H, heads)) + attn_proj + attended;
     return H + (of_experts > 0 ? std::max(of_experts, 3 * S + of_attention) : mlp + of_attention);
   }
 };
@@ -56,7 +65,7 @@ struct PerToken {
 ActivationBytes activation_bytes(const ModelConfig& config, DType compute, std::int64_t num_tokens,
                                  const ActivationCheckpointing& checkpointing, const ActivationOffload& offload,
                                  std::int64_t num_kept_logits) {
-  const PerToken dense(config, compute, false), sparse(config, compute, true);
+  const PerToken dense(config, compute, false, false), sparse(config, compute, true, false), linear(config, compute, false, true);
   const KeptActivations how{checkpointing};
   const bool is_whole = !checkpointing.parts.any();
   const auto num_layers = static_cast<std::size_t>(config.num_layers);
@@ -64,7 +73,8 @@ ActivationBytes activation_bytes(const ModelConfig& config, DType compute, std::
   std::vector<std::int64_t> places(num_places, 0);
   std::int64_t on_host = 0, most_scratch = 0, remade = 0;
   for (std::size_t i = 0; i < num_layers; ++i) {
-    const PerToken& t = config.is_sparse(static_cast<std::int64_t>(i)) ? sparse : dense;
+    const auto layer = static_cast<std::int64_t>(i);
+    const PerToken& t = config.is_linear(layer) ? linear : config.is_sparse(layer) ? sparse : dense;
     const bool is_checkpointed = how.is_checkpointed(static_cast<std::int64_t>(i));
     if (is_checkpointed) remade = std::max(remade, t.dropped(checkpointing.parts));
     // A layer that is computed again as a whole keeps its input, and makes everything else beside its gradients.

@@ -53,7 +53,7 @@ DecodeRecorder::~DecodeRecorder() = default;
 bool DecodeRecorder::takes(const Weights& weights, const PagedBatch& batch, std::span<const AdapterRows> adapters) {
   const auto sequences = static_cast<std::int64_t>(batch.context_len.size());
   if (static_cast<std::int64_t>(batch.ids_T.size()) != sequences || sequences > kMaxRows || !ops::can_decode_by_index(ctx_) ||
-      batch.query_start.back() != static_cast<std::int32_t>(sequences))
+      batch.query_start.back() != static_cast<std::int32_t>(sequences) || !weights.config.linear.layers.empty())
     return false;
   if (weights.config.num_experts == 0) return true;
   return std::ranges::none_of(adapters, [](const AdapterRows& of) { return of.adapter->adapts_experts(); }) &&
@@ -122,15 +122,14 @@ void DecodeRecorder::drop_recordings() {
 TensorView DecodeRecorder::forward(const Weights& weights, KvCache& cache, const Step& step, ConstTensorView drawn_B,
                                    const AdapterBank* bank, const Adapter* single) {
   arena_.reset();
-  std::vector<ops::KvLayer> layers;
-  for (std::int64_t i = 0; i < weights.config.num_layers; ++i) layers.push_back(cache.layer(i));
+  const CacheLayers layers = cache.layers();
   const ops::DecodeIndex decode{step.slots, step.lengths, step.table};
   const ModelConfig c = config_of_shard(weights.config, weights.shard.size);
   const auto plan_bytes = static_cast<std::int64_t>(ops::decode_plan_bytes(ctx_, decode, cache.block_size()));
   const TensorView like_q{nullptr, {step.rows, c.num_heads, c.head_dim}, weights.compute, ctx_.runtime->device(), c.head_dim};
   const auto plan = [&](std::int64_t window) {
     const TensorView memory = arena_.take({plan_bytes}, DType::kU8);
-    ops::plan_decode(ctx_, memory, like_q, layers[0], decode, window);
+    ops::plan_decode(ctx_, memory, like_q, layers.kv[0], decode, window);
     return memory;
   };
   autograd::AttentionIndex index;
@@ -149,7 +148,7 @@ TensorView DecodeRecorder::forward(const Weights& weights, KvCache& cache, const
   } else if (weights.adapter != nullptr) {
     model.adapters = {{weights.adapter.get(), {}}};
   }
-  return decoder_forward(frame, model, {step.ids, drawn_B}, index, layers, nullptr).value;
+  return decoder_forward(frame, model, {step.ids, drawn_B}, index, &layers, nullptr).value;
 }
 
 TensorView DecodeRecorder::run(const Weights& weights, KvCache& cache, const PagedBatch& batch, AdapterBank* bank,

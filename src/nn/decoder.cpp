@@ -93,6 +93,20 @@ std::vector<float> download(ops::OpContext& ctx, ConstTensorView view) {
   return out;
 }
 
+/// Each sequence has a state of its own.
+void check_states(const PagedBatch& batch, std::int64_t num_states) {
+  std::vector<bool> is_taken(static_cast<std::size_t>(num_states), false);
+  bool good = batch.state_slot.size() == batch.context_len.size();
+  for (std::size_t s = 0; good && s < batch.state_slot.size(); ++s) {
+    const std::int32_t slot = batch.state_slot[s];
+    good = slot >= 0 && slot < num_states && !is_taken[static_cast<std::size_t>(slot)];
+    if (good) is_taken[static_cast<std::size_t>(slot)] = true;
+  }
+  if (!good)
+    fail(ErrorCode::kShape, "[decoder] {} states for {} sequences, a different one of {} is wanted for each", batch.state_slot.size(),
+         batch.context_len.size(), num_states);
+}
+
 void check_experts(const ModelConfig& config, const PackedBatch& batch) {
   const auto num = static_cast<std::int64_t>(batch.experts_LTK.size()), T = static_cast<std::int64_t>(batch.ids_T.size());
   if (num != 0 && (config.num_experts == 0 || num != config.num_layers * T * config.num_active_experts))
@@ -114,24 +128,59 @@ void check_targets(const Weights& weights, std::size_t num_tokens, std::span<con
 }  // namespace
 
 KvCache::KvCache(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config, DType compute, std::int64_t num_blocks,
-                 std::int64_t block_size, bool logs_routes)
-    : num_blocks_(num_blocks), block_size_(block_size) {
+                 std::int64_t block_size, bool logs_routes, std::int64_t num_states)
+    : num_blocks_(num_blocks), block_size_(block_size), num_states_(num_states) {
   if (logs_routes && config.num_experts > 0)
     route_log_ = Tensor::zeros(runtime, {num_blocks * block_size, 2 * config.num_layers * config.num_active_experts}, DType::kU8);
   const Shape shape{num_blocks, config.num_kv_heads, block_size, config.head_dim};
   for (std::int64_t i = 0; i < config.num_layers; ++i) {
     // Left as it is: no query reads a slot that was not written, and untouched pages cost nothing.
-    k_.push_back(Tensor::empty(runtime, shape, compute));
-    v_.push_back(Tensor::empty(runtime, shape, compute));
+    const bool is_linear = config.is_linear(i);
+    k_.push_back(is_linear ? Tensor() : Tensor::empty(runtime, shape, compute));
+    v_.push_back(is_linear ? Tensor() : Tensor::empty(runtime, shape, compute));
+    const LinearAttention& c = config.linear;
+    inputs_.push_back(is_linear ? Tensor::empty(runtime, {num_states, c.num_taps - 1, c.num_channels()}, compute) : Tensor());
+    states_.push_back(is_linear ? Tensor::empty(runtime, {num_states, c.num_value_heads, c.key_dim, c.value_dim}, DType::kF32) : Tensor());
   }
 }
 
-ops::KvLayer KvCache::layer(std::int64_t i) const {
-  return {k_[static_cast<std::size_t>(i)].view(), v_[static_cast<std::size_t>(i)].view()};
+namespace {
+TensorView view_of(const std::vector<Tensor>& layers, std::int64_t i) {
+  const Tensor& tensor = layers[static_cast<std::size_t>(i)];
+  return tensor.defined() ? tensor.view() : TensorView{};
+}
+}  // namespace
+
+ops::KvLayer KvCache::layer(std::int64_t i) const { return {view_of(k_, i), view_of(v_, i)}; }
+
+void KvCache::copy_state(DeviceRuntime& runtime, std::int64_t from, std::int64_t to) const {
+  for (const std::vector<Tensor>* layers : {&inputs_, &states_})
+    for (const Tensor& all : *layers) {
+      if (!all.defined()) continue;
+      const std::size_t bytes = all.num_bytes() / static_cast<std::size_t>(num_states_);
+      auto* const base = static_cast<std::byte*>(all.data());
+      runtime.copy_within(base + static_cast<std::size_t>(to) * bytes, base + static_cast<std::size_t>(from) * bytes, bytes);
+    }
+}
+
+CacheLayers KvCache::layers() const {
+  CacheLayers all;
+  for (std::int64_t i = 0; i < static_cast<std::int64_t>(k_.size()); ++i) {
+    all.kv.push_back(layer(i));
+    all.states.push_back({view_of(inputs_, i), view_of(states_, i)});
+  }
+  return all;
+}
+
+std::size_t KvCache::bytes_per_state(const ModelConfig& config, DType compute) noexcept {
+  const LinearAttention& c = config.linear;
+  return c.layers.size() * (static_cast<std::size_t>(c.state_elements()) * sizeof(float) +
+                            static_cast<std::size_t>(c.layers.empty() ? 0 : c.input_elements()) * size_of(compute));
 }
 
 std::size_t KvCache::bytes_per_block(const ModelConfig& config, DType compute, std::int64_t block_size) noexcept {
-  return static_cast<std::size_t>(2 * config.num_layers * config.num_kv_heads * config.head_dim * block_size) * size_of(compute);
+  const std::int64_t num_layers = config.num_layers - static_cast<std::int64_t>(config.linear.layers.size());
+  return static_cast<std::size_t>(2 * num_layers * config.num_kv_heads * config.head_dim * block_size) * size_of(compute);
 }
 
 std::size_t KvCache::route_bytes_per_block(const ModelConfig& config, std::int64_t block_size) noexcept {
@@ -148,8 +197,9 @@ struct InferenceModel::Impl {
   const ops::SharedLayers shared;
   DecodeRecorder recorder;
   AdapterBank bank;
-  std::vector<std::int32_t> tiles;  ///< of the last batch that was not recorded
-  std::vector<std::int32_t> rest;   ///< rows of the last batch that name no adapter
+  std::vector<std::int32_t> tiles;        ///< of the last batch that was not recorded
+  std::vector<std::int32_t> rest;         ///< rows of the last batch that name no adapter
+  std::vector<std::int32_t> state_begin;  ///< of the last batch: ops::StateRows
 };
 
 InferenceModel::InferenceModel(ops::OpContext& ctx, bool may_record, ops::SharedLayers shared)
@@ -174,8 +224,7 @@ TensorView InferenceModel::forward_paged(const Weights& weights, KvCache& cache,
   if (is_recorded && (batch.adapters.empty() || is_indexed))
     return m.recorder.run(weights, cache, batch, is_indexed ? &m.bank : nullptr, adapters);
   m.arena.reset();
-  std::vector<ops::KvLayer> layers;
-  for (std::int64_t i = 0; i < weights.config.num_layers; ++i) layers.push_back(cache.layer(i));
+  const CacheLayers layers = cache.layers();
   ops::PagedAttention paged;
   paged.query_start = batch.query_start;
   paged.context_len = batch.context_len;
@@ -185,6 +234,13 @@ TensorView InferenceModel::forward_paged(const Weights& weights, KvCache& cache,
   index.positions_T = upload(m.ctx, m.arena, batch.positions_T, DType::kI32);
   index.paged = &paged;
   index.slot_T = batch.slot_T;
+  if (!weights.config.linear.layers.empty()) {
+    check_states(batch, cache.num_states());
+    m.state_begin.clear();
+    for (std::size_t s = 0; s < batch.context_len.size(); ++s)
+      m.state_begin.push_back(batch.context_len[s] - (batch.query_start[s + 1] - batch.query_start[s]));
+    index.state_rows = {batch.query_start, batch.state_slot, m.state_begin};
+  }
   Frame frame{m.ctx, m.arena};
   const ops::TokenIds ids(upload(m.ctx, m.arena, batch.ids_T, DType::kI32), batch.drawn_B);
   BoundModel model{weights};
@@ -201,7 +257,7 @@ TensorView InferenceModel::forward_paged(const Weights& weights, KvCache& cache,
   } else {
     model.adapters = adapters;
   }
-  return decoder_forward(frame, model, ids, index, layers, nullptr).value;
+  return decoder_forward(frame, model, ids, index, &layers, nullptr).value;
 }
 
 TensorView InferenceModel::forward_packed(const Weights& weights, const PackedBatch& batch) {
@@ -214,7 +270,7 @@ TensorView InferenceModel::forward_packed(const Weights& weights, const PackedBa
   Frame frame{m.ctx, m.arena};
   BoundModel model{weights, nullptr, adapters_of(weights, {}, static_cast<std::int64_t>(batch.ids_T.size()), m.rest)};
   model.shared = m.shared;
-  return decoder_forward(frame, model, upload(m.ctx, m.arena, batch.ids_T, DType::kI32), index, {}, nullptr).value;
+  return decoder_forward(frame, model, upload(m.ctx, m.arena, batch.ids_T, DType::kI32), index, nullptr, nullptr).value;
 }
 
 ConstTensorView InferenceModel::hidden_rows(ConstTensorView h_TH, std::span<const std::int32_t> rows_B) {
@@ -277,7 +333,7 @@ struct TrainableModel::Impl {
     model.loads = loads;
     if (offload != nullptr && tape_or_null != nullptr) offload->begin(static_cast<std::size_t>(weights->config.num_layers));
     const KeptActivations kept{checkpointing, &remake, offload.get()};
-    h_TH = decoder_forward(frame, model, ids_T, index, {}, &kept);
+    h_TH = decoder_forward(frame, model, ids_T, index, nullptr, &kept);
     head = make_head_result(arena, h_TH.value.shape.num_rows());
     if (tape_or_null != nullptr) take_head_work();
     ops::lm_head_logprob(ctx, head.logp_T, head.entropy_T, head.lse_T, h_TH.value, weights->lm_head(), targets, temperatures,

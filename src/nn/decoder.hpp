@@ -41,21 +41,35 @@ struct PagedBatch {
   std::span<const std::int32_t> context_len;  ///< num_sequences
   std::span<const std::int32_t> block_table;  ///< num_sequences * max_blocks
   std::int32_t max_blocks = 0;
-  ConstTensorView drawn_B = {};  ///< tokens drawn by work that may still be enqueued
+  std::span<const std::int32_t> state_slot = {};  ///< num_sequences, of models with linear attention: which of KvCache's states
+  ConstTensorView drawn_B = {};                   ///< tokens drawn by work that may still be enqueued
   /// Rows that name an adapter. All others have that of the weights, if there is one.
   std::span<const AdapterRows> adapters = {};
 };
 
-/// Keys and values of all layers: [num_layers] of k and v [num_blocks, Hkv, block_size, D] in the compute dtype.
+/// The layers of a KvCache.
+struct CacheLayers {
+  std::vector<ops::KvLayer> kv;         ///< of softmax attention; without memory for the other layers
+  std::vector<ops::StateLayer> states;  ///< of linear attention; without memory for the other layers
+};
+
+/// What sequences leave behind for their next tokens. Keys and values of the layers of softmax attention: k and v [num_blocks, Hkv,
+/// block_size, D] in the compute dtype. Of layers of linear attention a state for each sequence.
 class KvCache {
  public:
   /// `config`: of the heads that this device computes.
   /// With `logs_routes`, for mixtures of experts alone, route_log() is there.
   KvCache(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config, DType compute, std::int64_t num_blocks,
-          std::int64_t block_size, bool logs_routes = false);
+          std::int64_t block_size, bool logs_routes = false, std::int64_t num_states = 0);
   std::int64_t num_blocks() const noexcept { return num_blocks_; }
   std::int64_t block_size() const noexcept { return block_size_; }
   ops::KvLayer layer(std::int64_t i) const;
+  CacheLayers layers() const;
+  /// One of the states in place of another, in all layers; enqueued.
+  void copy_state(DeviceRuntime& runtime, std::int64_t from, std::int64_t to) const;
+  std::int64_t num_states() const noexcept { return num_states_; }
+  /// Of one sequence in all layers of linear attention.
+  static std::size_t bytes_per_state(const ModelConfig& config, DType compute) noexcept;
   static std::size_t bytes_per_block(const ModelConfig& config, DType compute, std::int64_t block_size) noexcept;
   /// Which experts the token in each slot had: [num_blocks * block_size] rows of num_layers times num_active_experts 16-bit numbers (kU8),
   /// 0 in layers without experts. Not defined unless asked for.
@@ -63,9 +77,9 @@ class KvCache {
   static std::size_t route_bytes_per_block(const ModelConfig& config, std::int64_t block_size) noexcept;
 
  private:
-  std::vector<Tensor> k_, v_;
+  std::vector<Tensor> k_, v_, inputs_, states_;
   Tensor route_log_;
-  std::int64_t num_blocks_ = 0, block_size_ = 0;
+  std::int64_t num_blocks_ = 0, block_size_ = 0, num_states_ = 0;
 };
 
 /// The decoder for inference: hidden states after the final norm. It runs the same layer code as training, so a row equals

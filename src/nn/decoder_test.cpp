@@ -30,7 +30,8 @@ class PagedRunner {
         packed_(packed),
         block_size_(block_size),
         max_blocks_(static_cast<std::int32_t>(256 / block_size)),
-        cache_(model.ctx().runtime, model.config, weights->compute, num_sequences() * max_blocks_ + 3, block_size),
+        cache_(model.ctx().runtime, model.config, weights->compute, num_sequences() * max_blocks_ + 3, block_size, false,
+               num_sequences() + 1),
         runner_(model.ctx()),
         logp_(packed.ids.size(), 0.0f),
         done_(static_cast<std::size_t>(num_sequences()), 0) {
@@ -41,9 +42,10 @@ class PagedRunner {
     for (std::size_t i = free.size(); i > 1; --i) std::swap(free[i - 1], free[rng.next_below(i)]);
     table_.assign(free.begin(), free.begin() + num_sequences() * max_blocks_);
     // What lies behind the context must not matter, not even a NaN.
-    for (std::int64_t i = 0; i < model.config.num_layers; ++i)
-      for (const TensorView& view : {cache_.layer(i).k, cache_.layer(i).v})
-        std::memset(view.data, 0xff, static_cast<std::size_t>(view.shape.num_elements()) * size_of(view.dtype));
+    const CacheLayers layers = cache_.layers();
+    for (std::size_t i = 0; i < layers.kv.size(); ++i)
+      for (const TensorView& view : {layers.kv[i].k, layers.kv[i].v, layers.states[i].inputs_SWC, layers.states[i].state_SNKD})
+        if (view.data != nullptr) std::memset(view.data, 0xff, static_cast<std::size_t>(view.shape.num_elements()) * size_of(view.dtype));
   }
   int num_sequences() const { return static_cast<int>(packed_.cu_seqlens.size()) - 1; }
   int length(int s) const { return packed_.cu_seqlens[static_cast<std::size_t>(s) + 1] - packed_.cu_seqlens[static_cast<std::size_t>(s)]; }
@@ -55,7 +57,7 @@ class PagedRunner {
   }
   /// Runs the next `counts[i]` tokens of sequence `order[i]`, all in one batch.
   void step(const std::vector<int>& order, const std::vector<int>& counts) {
-    std::vector<std::int32_t> ids, positions, slots, query_start{0}, context, table, rows, targets;
+    std::vector<std::int32_t> ids, positions, slots, query_start{0}, context, table, rows, targets, states;
     std::vector<std::size_t> sources;
     for (std::size_t i = 0; i < order.size(); ++i) {
       const int s = order[i];
@@ -73,12 +75,14 @@ class PagedRunner {
       query_start.push_back(static_cast<std::int32_t>(ids.size()));
       context.push_back(done_[static_cast<std::size_t>(s)]);
       table.insert(table.end(), table_.begin() + s * max_blocks_, table_.begin() + (s + 1) * max_blocks_);
+      states.push_back(num_sequences() - s);
     }
     // Every second token as one that was drawn on the device.
     const Tensor drawn = Tensor::empty(model_.ctx().runtime, {static_cast<std::int64_t>(ids.size())}, DType::kI32);
     std::ranges::copy(ids, drawn.as<std::int32_t>());
     for (std::size_t i = 0; i < ids.size(); i += 2) ids[i] = -1 - static_cast<std::int32_t>(i);
-    const TensorView h = runner_.forward_paged(*weights_, cache_, {ids, positions, slots, query_start, context, table, max_blocks_, drawn});
+    const TensorView h =
+        runner_.forward_paged(*weights_, cache_, {ids, positions, slots, query_start, context, table, max_blocks_, states, drawn});
     const std::vector<float> temperatures(ids.size(), 1.0f);
     const Shape shape{static_cast<std::int64_t>(ids.size())};
     const auto& runtime = model_.ctx().runtime;
@@ -305,7 +309,8 @@ INSTANTIATE_TEST_SUITE_P(
                       ExactCase{"mixtral", DType::kBF16}, ExactCase{"olmo2", DType::kF32}, ExactCase{"olmo2", DType::kBF16},
                       ExactCase{"phi3", DType::kBF16}, ExactCase{"olmo2", DType::kBF16, true}, ExactCase{"qwen3", DType::kF32, true},
                       ExactCase{"llama", DType::kBF16, true}, ExactCase{"mistral_window", DType::kBF16},
-                      ExactCase{"qwen3_window", DType::kF32}, ExactCase{"olmo3_window", DType::kBF16}),
+                      ExactCase{"qwen3_window", DType::kF32}, ExactCase{"olmo3_window", DType::kBF16},
+                      ExactCase{"qwen3_5_text", DType::kF32}, ExactCase{"qwen3_5_text", DType::kBF16}),
     [](const auto& test) {
       return test.param.family + (test.param.is_wide ? "_wide" : "") + (test.param.compute == DType::kF32 ? "_f32" : "_bf16");
     });
@@ -355,7 +360,7 @@ TEST_P(FamilyTest, GradientsAreThoseOfFiniteDifferences) {
 }
 INSTANTIATE_TEST_SUITE_P(Families, FamilyTest,
                          ::testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "smollm3", "mixtral", "olmo2", "phi3",
-                                           "qwen2_window"));
+                                           "qwen2_window", "qwen3_5_text"));
 
 TEST(Decoder, RefusesBadBatches) {
   SmallModel model("llama");

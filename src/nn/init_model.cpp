@@ -70,7 +70,12 @@ ModelConfig make_model_config(const InitModelOptions& o) {
                                  {"sliding_window", has_window ? boost::json::value(o.sliding_window) : nullptr},
                                  {"use_sliding_window", has_window},
                                  {"max_window_layers", 1},
+                                 {"linear_num_key_heads", o.num_kv_heads},
+                                 {"linear_num_value_heads", o.num_heads},
+                                 {"linear_key_head_dim", o.head_dim},
+                                 {"linear_value_head_dim", o.head_dim},
                                  // The last layer, where there are fewer than the family's interval.
+                                 {"full_attention_interval", std::min<std::int64_t>(o.num_layers, 4)},
                                  {"no_rope_layer_interval", std::min<std::int64_t>(o.num_layers, 4)}};
   family.configure(ConfigReader("init-model", keys), config);
   if (has_window && config.window == 0 && o.sliding_window < o.max_position)

@@ -4,6 +4,7 @@
 
 #include "base/error.hpp"
 #include "nn/exact_parts.hpp"
+#include "nn/weight_blocks.hpp"
 
 namespace prl::nn {
 namespace {
@@ -62,7 +63,7 @@ void LayeredWeights::make_outside() {
     const BlockSpec& spec = table.blocks()[i];
     Weights::PackedBlock& to = weights_->blocks[i];
     if (!spec.is_matrix())
-      to.plain = vectors_.slice(spec.offset, spec.shape.num_elements()).reshaped(spec.shape);
+      set_vector(ctx_, *weights_, i, vectors_.slice(spec.offset, spec.shape.num_elements()).reshaped(spec.shape));
     else if (spec.kind == Block::kEmbedding)
       to.plain = values_of(spec);
   }
@@ -141,6 +142,8 @@ void LayeredWeights::renew(PolicyVersion version) {
     if (outside_[i].range.begin == 0 && vectors_.num_elements() > 0)
       ops::cast(ctx_, vectors_, outside_values_[i].slice(0, vectors_.num_elements()));
   const TensorTable& table = *weights_->table;
+  for (std::size_t i = 0; i < table.blocks().size(); ++i)
+    if (Weights::PackedBlock& block = weights_->blocks[i]; block.plus_one.defined()) set_vector(ctx_, *weights_, i, block.plain);
   head_->refill(ctx_, values_of(table.blocks()[table.find(Block::kLmHead)]), {});
 }
 

@@ -1,8 +1,10 @@
 #include "nn/layers.hpp"
 
 #include "autograd/fused.hpp"
+#include "autograd/linear_attention.hpp"
 #include "base/error.hpp"
 #include "base/rng.hpp"
+#include "nn/decoder.hpp"
 #include "nn/exact_parts.hpp"
 
 namespace prl::nn {
@@ -129,6 +131,11 @@ Stream output_normed_layer(Frame& frame, PartFrames& part, const BoundModel& mod
   return {x, autograd::rms_norm(frame, out, model.norm(Block::kMlpOutNorm, i), memory.delta_TH)};
 }
 
+void set_layer(AttentionIndex& index, const CacheLayers& cache, std::size_t layer) {
+  index.kv_layer = &cache.kv[layer];
+  index.state_layer = &cache.states[layer];
+}
+
 // Rules run newest first: what is recorded before a layer's rules runs after them.
 void record_release(autograd::OffloadedRegions* offload, autograd::Tape& tape, std::int64_t layer) {
   if (offload != nullptr) tape.record([offload, i = static_cast<std::size_t>(layer)] { offload->release(i); });
@@ -150,7 +157,7 @@ void record_enter(const Weights& weights, autograd::Tape* tape, std::int64_t lay
 }  // namespace
 
 NormParameter BoundModel::norm(Block block, std::int64_t layer) const {
-  const Tensor& weight = weights.vector(block, layer);
+  const Tensor& weight = weights.norm_scale(block, layer);
   if (!weight.defined()) return {};
   return {weight.view(), gradients != nullptr ? view_or_none(gradients->grad(block, layer)) : TensorView{}, weights.config.rms_norm_eps};
 }
@@ -223,6 +230,41 @@ std::shared_ptr<const autograd::LoraParameter> BoundModel::lora(Block block, std
   return out;
 }
 
+namespace {
+
+/// A parameter that is a vector, with its gradient.
+autograd::VectorParameter vector_of(const BoundModel& model, Block block, std::int64_t layer) {
+  return {model.weights.vector(block, layer).view(),
+          model.gradients != nullptr ? view_or_none(model.gradients->grad(block, layer)) : TensorView{}};
+}
+
+/// What a layer of linear attention gives for its projections, before the product that ends it.
+Var linear_attention_of(Frame& frame, const BoundModel& model, std::int64_t i, const Var& projected, const AttentionIndex& index) {
+  const LinearAttention& c = model.weights.config.linear;
+  return autograd::linear_attention(frame, projected,
+                                    {.num_key_heads = c.num_key_heads,
+                                     .num_value_heads = c.num_value_heads,
+                                     .key_dim = c.key_dim,
+                                     .value_dim = c.value_dim,
+                                     .num_taps = c.num_taps,
+                                     .taps = vector_of(model, Block::kLinearConv, i),
+                                     .decay_rate = vector_of(model, Block::kDecayRate, i),
+                                     .decay_bias = vector_of(model, Block::kDecayBias, i),
+                                     .norm = model.norm(Block::kLinearNorm, i)},
+                                    index);
+}
+
+/// Attention of a layer, of either kind, for its projections.
+Var attend(Frame& frame, const BoundModel& model, std::int64_t i, const Var& projected, const AttentionParameter& attention,
+           const AttentionIndex& index) {
+  const ModelConfig& c = model.weights.config;
+  if (c.is_linear(i)) return linear_attention_of(frame, model, i, projected, index);
+  if (c.gates_heads) return autograd::gated_attention(frame, projected, attention, index);
+  return model.whole(frame, autograd::self_attention(frame, projected, attention, index));
+}
+
+}  // namespace
+
 Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, const Stream& in, const AttentionIndex& index,
                      const LayerMemory& memory) {
   const ModelConfig& c = model.weights.config;
@@ -235,7 +277,7 @@ Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, cons
   const AttentionParameter attention = attention_of(model, i, q_norm, k_norm);
   const Projected qkv = project_normed(part.norm, part.attn_proj, in, model.norm(Block::kInputNorm, i),
                                        model.linear(Block::kQkv, i, weight(Block::kO)), /*has_gate=*/false, /*sum_out=*/{});
-  const Var heads = model.whole(frame, autograd::self_attention(part.heads, qkv.value, attention, index));
+  const Var heads = attend(part.heads, model, i, qkv.value, attention, index);
   const Stream attended =
       project_onto(frame, model, qkv.sum, heads, model.linear(Block::kO, i, weight(is_sparse ? Block::kRouter : Block::kGateUp)), memory,
                    /*is_block_output=*/false);
@@ -251,8 +293,8 @@ Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, cons
                       model.linear(Block::kDown, i, &after_layer(model.weights, i)), memory, /*is_block_output=*/true);
 }
 
-Var decoder_forward(Frame& frame, const BoundModel& model, const ops::TokenIds& ids, const AttentionIndex& index,
-                    std::span<const ops::KvLayer> kv_layers, const KeptActivations* kept) {
+Var decoder_forward(Frame& frame, const BoundModel& model, const ops::TokenIds& ids, const AttentionIndex& index, const CacheLayers* cache,
+                    const KeptActivations* kept) {
   const Weights& w = model.weights;
   const Parameters* g = model.gradients;
   const std::int64_t T = ids.ids_T.shape.num_elements(), H = w.config.hidden_size;
@@ -284,7 +326,7 @@ Var decoder_forward(Frame& frame, const BoundModel& model, const ops::TokenIds& 
   for (std::int64_t i = 0; i < w.config.num_layers; ++i) {
     Frame here = frame.in(*region);
     AttentionIndex layer_index = index;
-    if (!kv_layers.empty()) layer_index.kv_layer = &kv_layers[static_cast<std::size_t>(i)];
+    if (cache != nullptr) set_layer(layer_index, *cache, static_cast<std::size_t>(i));
     record_section(g, frame.tape, i);
     enter_layer(w, i);
     if (frame.tape == nullptr) {

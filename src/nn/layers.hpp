@@ -9,6 +9,7 @@
 #include "ops/shard_group.hpp"
 
 namespace prl::nn {
+struct CacheLayers;
 
 // The decoder's only forward code: training, prefill and decode all come through here, which is what makes their rows equal bit
 // for bit. Legend: T tokens, H hidden.
@@ -60,8 +61,8 @@ Stream decoder_layer(autograd::Frame& frame, const BoundModel& model, std::int64
                      const autograd::AttentionIndex& index, const LayerMemory& memory);
 
 /// Embedding, all layers and the final norm: h [T, H]. Ids and index must outlive the frame's tape, for which all ids must be known.
-/// `kept` is for frames with a tape; nullptr: all layers save all they need.
+/// `cache`: paged only. `kept` is for frames with a tape; nullptr: all layers save all they need.
 autograd::Var decoder_forward(autograd::Frame& frame, const BoundModel& model, const ops::TokenIds& ids,
-                              const autograd::AttentionIndex& index, std::span<const ops::KvLayer> kv_layers, const KeptActivations* kept);
+                              const autograd::AttentionIndex& index, const CacheLayers* cache, const KeptActivations* kept);
 
 }  // namespace prl::nn

@@ -1,6 +1,7 @@
 #include "nn/masters.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "base/error.hpp"
@@ -13,6 +14,11 @@ namespace {
 /// Random numbers are drawn in runs of this many elements, each from a stream of its own, so that tensors fill in parallel and
 /// the values do not depend on the number of threads.
 constexpr std::int64_t kRandomRun = 1 << 16;
+
+/// Of vectors: biases, exact parts, and norms that multiply by 1 + weight. Others are 1.
+bool is_zero_at_first(const TensorSpec& spec, const ModelConfig& config) {
+  return is_bias(spec.block) || spec.is_exact() || (config.norms_add_one && is_stream_or_head_norm(spec.block));
+}
 
 }  // namespace
 
@@ -96,12 +102,15 @@ void Masters::init_random(std::uint64_t seed, float std_dev) {
     const NamedParameter& parameter = named_[run.tensor];
     const std::int64_t count = std::min(kRandomRun, parameter.num_elements() - run.first);
     std::vector<float> values(static_cast<std::size_t>(count));
-    if (parameter.is_matrix()) {
-      Rng rng(mix_seed(seed, run.tensor), static_cast<std::uint64_t>(run.first / kRandomRun));
+    Rng rng(mix_seed(seed, run.tensor), static_cast<std::uint64_t>(run.first / kRandomRun));
+    if (parameter.is_matrix())
       for (float& value : values) value = static_cast<float>(rng.next_normal()) * std_dev;
-    } else {
-      std::fill(values.begin(), values.end(), is_bias(parameter.block) || parameter.is_exact() ? 0.0f : 1.0f);
-    }
+    else if (parameter.block == Block::kLinearConv)  // as torch draws a convolution's: uniform in 1 / sqrt(taps)
+      for (float& value : values) value = static_cast<float>((2.0 * rng.next_double() - 1.0) / std::sqrt(parameter.num_taps));
+    else if (parameter.block == Block::kDecayRate)  // the log of rates that are uniform in (0, 16], as transformers draws them
+      for (float& value : values) value = static_cast<float>(std::log(16.0 * (1.0 - rng.next_double())));
+    else
+      std::fill(values.begin(), values.end(), is_zero_at_first(parameter, config_) ? 0.0f : 1.0f);
     write_held(parameter.offset + run.first, values);
   });
 }

@@ -186,13 +186,16 @@ bool ModelConfig::is_sparse(std::int64_t layer) const noexcept {
 
 bool ModelConfig::is_rotated(std::int64_t layer) const noexcept { return !std::ranges::binary_search(unrotated_layers, layer); }
 
+bool ModelConfig::is_linear(std::int64_t layer) const noexcept { return std::ranges::binary_search(linear.layers, layer); }
+
 std::int64_t ModelConfig::window_of(std::int64_t layer) const noexcept {
   return std::ranges::binary_search(windowed_layers, layer) ? window : 0;
 }
 
 std::int64_t ModelConfig::attended_keys(std::int64_t length) const noexcept {
   const auto num_windowed = static_cast<std::int64_t>(windowed_layers.size());
-  return (num_layers - num_windowed) * length + num_windowed * std::min(length, window);
+  const auto num_linear = static_cast<std::int64_t>(linear.layers.size());
+  return (num_layers - num_windowed - num_linear) * length + num_windowed * std::min(length, window);
 }
 
 std::int64_t ModelConfig::num_parameters() const { return count_parameters(*this).all; }
@@ -200,13 +203,35 @@ std::int64_t ModelConfig::num_active_parameters() const { return count_parameter
 
 double ModelConfig::flops_per_token(std::int64_t seq_len) const {
   return 6.0 * static_cast<double>(num_active_parameters()) +
-         12.0 * static_cast<double>(hidden_size) * static_cast<double>(attended_keys(seq_len));
+         12.0 * static_cast<double>(hidden_size) * static_cast<double>(attended_keys(seq_len)) +
+         18.0 * static_cast<double>(linear.layers.size()) * static_cast<double>(linear.state_elements());
 }
+
+namespace {
+
+/// Of a model for text and images the part for text, as its own config.json would describe it.
+void take_text_config(const fs::path& path, json::value& value, ModelConfig& config) {
+  const ConfigReader whole(path.string(), value.get_object());
+  const std::string type = whole.string("model_type", "");
+  const auto family = std::ranges::find_if(families(), [&](const Family* of) { return !type.empty() && of->multimodal_type == type; });
+  if (family == families().end() || !whole.object("text_config")) return;
+  json::object text = value.at("text_config").as_object();
+  text["model_type"] = json::string((*family)->model_type);
+  text["architectures"] = json::array{json::string((*family)->architecture)};
+  for (const char* key : {"tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "quantization_config"})
+    if (const json::value* found = value.get_object().if_contains(key); found != nullptr && !text.contains(key)) text[key] = *found;
+  value = std::move(text);
+  config.raw_json = pretty_json(value);
+  log::info("{}: of the '{}' model the part for text is used; what is saved is a '{}' model", path.string(), type, (*family)->model_type);
+}
+
+}  // namespace
 
 ModelConfig load_model_config(const fs::path& folder) {
   const fs::path path = folder / "config.json";
   ModelConfig config;
-  const json::value value = parse_json_file(path, config.raw_json);
+  json::value value = parse_json_file(path, config.raw_json);
+  take_text_config(path, value, config);
   const ConfigReader reader(path.string(), value.get_object());
 
   config.model_type = reader.string("model_type", "");

@@ -39,6 +39,22 @@ struct Yarn {
 /// "block_sparse_moe.experts.0.w1", w3 and w2.
 enum class ExpertNames : std::uint8_t { kProjections, kNumbered };
 
+/// Layers of linear attention by the gated delta rule in place of softmax attention (Qwen 3.5): see ops/delta_rule.hpp.
+struct LinearAttention {
+  std::vector<std::int64_t> layers;  ///< ascending; empty: there are none
+  std::int64_t num_key_heads = 0, num_value_heads = 0, key_dim = 0, value_dim = 0;
+  std::int64_t num_taps = 0;  ///< of the convolution over time
+  bool operator==(const LinearAttention&) const = default;
+  std::int64_t value_width() const noexcept { return num_value_heads * value_dim; }
+  /// Queries, keys and values, which the convolution treats one by one.
+  std::int64_t num_channels() const noexcept { return 2 * num_key_heads * key_dim + value_width(); }
+  /// Of one product: the channels, the output gate, and two numbers for each value head.
+  std::int64_t projected_width() const noexcept { return num_channels() + value_width() + 2 * num_value_heads; }
+  /// Elements of a sequence's state in a layer: of the rule, fp32, and the convolution's last inputs.
+  std::int64_t state_elements() const noexcept { return num_value_heads * key_dim * value_dim; }
+  std::int64_t input_elements() const noexcept { return (num_taps - 1) * num_channels(); }
+};
+
 /// A decoder as Hugging Face's config.json describes it. Families differ in names and in these switches only.
 struct ModelConfig {
   std::string model_type;    ///< "llama", "mistral", "qwen3_moe", ...: that of a Family; SmolLM2 says "llama"
@@ -58,6 +74,9 @@ struct ModelConfig {
   std::vector<std::int64_t> unrotated_layers;  ///< whose heads have no rotary positions (SmolLM3), ascending
   std::int64_t window = 0;                     ///< keys that a query of windowed_layers sees at most, its own included; 0: there are none
   std::vector<std::int64_t> windowed_layers;   ///< with sliding windows (Mistral 7B v0.1), ascending
+  LinearAttention linear;
+  bool gates_heads = false;    ///< q_proj gives each head an output gate beside its query (Qwen 3.5)
+  bool norms_add_one = false;  ///< norms multiply by 1 + weight: those of the stream and of heads (Qwen 3.5)
   float rms_norm_eps = 1e-6f;
   bool tie_word_embeddings = false;
   bool attention_bias = false;  ///< q, k, v have a bias (Qwen2)
@@ -91,10 +110,12 @@ struct ModelConfig {
   bool is_sparse(std::int64_t layer) const noexcept;
   /// Whether a layer's heads have rotary positions.
   bool is_rotated(std::int64_t layer) const noexcept;
+  /// Whether a layer has linear attention.
+  bool is_linear(std::int64_t layer) const noexcept;
   /// Keys that a query of a layer sees at most; 0: all.
   std::int64_t window_of(std::int64_t layer) const noexcept;
   bool is_windowed(std::int64_t layer) const noexcept { return window_of(layer) > 0; }
-  /// Keys that the last query of `length` tokens sees, of all layers together.
+  /// Keys that the last query of `length` tokens sees, of all layers of softmax attention together.
   std::int64_t attended_keys(std::int64_t length) const noexcept;
   /// Width of all MLPs that one token passes in a layer.
   std::int64_t active_mlp_size(std::int64_t layer) const noexcept {
@@ -105,7 +126,7 @@ struct ModelConfig {
   /// Matmul weights of one token's forward pass, embeddings excluded, LM head included; of experts the active ones (spec 8.10).
   std::int64_t num_active_parameters() const;
   /// Forward + backward FLOPs per trained token at `seq_len`: 6 P + 12 L hidden seq (spec 8.10), a window in place of seq where it is
-  /// shorter.
+  /// shorter, and for a layer of linear attention 6 FLOPs for each element of its state and product with it (three).
   double flops_per_token(std::int64_t seq_len) const;
 };
 

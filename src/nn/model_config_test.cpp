@@ -331,6 +331,55 @@ TEST_F(ModelConfigTest, Olmo3) {
   expect_error(nested(R"({"rope_type": "yarn", "factor": 4.0})", R"({"rope_type": "default"})"), ErrorCode::kNotImplemented, "rope_type");
 }
 
+// The part for text of Qwen 3.5's config.json, with eight layers of 0.8B's sizes.
+constexpr const char* kQwen35 = R"({
+  "architectures": ["Qwen3_5ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "attn_output_gate": true, "dtype": "bfloat16",
+  "eos_token_id": 248044, "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu", "hidden_size": 1024,
+  "initializer_range": 0.02, "intermediate_size": 3584, "layer_types": ["linear_attention", "linear_attention", "linear_attention",
+  "full_attention", "linear_attention", "linear_attention", "linear_attention", "full_attention"], "linear_conv_kernel_dim": 4,
+  "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_value_head_dim": 128,
+  "max_position_embeddings": 262144, "mlp_only_layers": [], "model_type": "qwen3_5_text", "mtp_num_hidden_layers": 1,
+  "num_attention_heads": 8, "num_hidden_layers": 8, "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "tie_word_embeddings": true,
+  "use_cache": true, "vocab_size": 248320, "mamba_ssm_dtype": "float32", "rope_parameters": {"mrope_interleaved": true,
+  "mrope_section": [11, 11, 10], "rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25}})";
+
+TEST_F(ModelConfigTest, Qwen35) {
+  const ModelConfig config = load(kQwen35);
+  EXPECT_THAT(config.linear.layers, ElementsAre(0, 1, 2, 4, 5, 6));
+  EXPECT_EQ(config.linear.num_channels(), 3 * 2048);
+  EXPECT_EQ(config.rotary_dim(), 64);
+  EXPECT_EQ(config.rope_theta, 1e7);
+  EXPECT_TRUE(config.gates_heads && config.norms_add_one && config.qk_norm && !config.attention_bias);
+  // Embedding and final norm; eight MLPs with two norms each; six layers of linear attention and two of heads with gates.
+  const std::int64_t H = 1024, linear = (6144 + 2048 + 32) * H + 6144 * 4 + 32 + 128 + 2048 * H,
+                     full = (4096 + 2 * 512) * H + 2 * 256 + 2048 * H;
+  EXPECT_EQ(config.num_parameters(), 248320 * H + H + 8 * (3 * 3584 * H + 2 * H) + 6 * linear + 2 * full);
+  EXPECT_EQ(config.attended_keys(100), 200) << "of the layers of softmax attention";
+  const std::string from = kQwen35;
+  const std::size_t begin = from.find("\"layer_types\""), end = from.find("\"linear_conv_kernel_dim\"");
+  EXPECT_THAT(load(from.substr(0, begin) + from.substr(end)).linear.layers, ElementsAre(0, 1, 2, 4, 5, 6)) << "by the interval";
+  expect_error(edit(kQwen35, "\"attn_output_gate\": true", "\"attn_output_gate\": false"), ErrorCode::kNotImplemented, "attn_output_gate");
+  expect_error(edit(kQwen35, "\"attention_bias\": false", "\"attention_bias\": true"), ErrorCode::kNotImplemented, "attention_bias");
+  expect_error(edit(kQwen35, "\"linear_num_value_heads\": 16", "\"linear_num_value_heads\": 24"), ErrorCode::kCorrupt,
+               "linear_num_value_heads");
+  expect_error(edit(kQwen35, "\"linear_key_head_dim\": 128", "\"linear_key_head_dim\": 100"), ErrorCode::kNotImplemented,
+               "linear_key_head_dim");
+}
+
+// As published: with a part for images beside it.
+TEST_F(ModelConfigTest, ThePartForTextOfAModelForImages) {
+  const std::string whole = R"({"architectures": ["Qwen3_5ForConditionalGeneration"], "image_token_id": 248056, "model_type": "qwen3_5",
+    "text_config": )" + std::string(kQwen35) +
+                            R"(, "tie_word_embeddings": true, "vision_config": {"depth": 12, "model_type": "qwen3_5"}})";
+  const ModelConfig config = load(whole), alone = load(kQwen35);
+  EXPECT_EQ(config.model_type, "qwen3_5_text");
+  EXPECT_EQ(config.num_parameters(), alone.num_parameters());
+  EXPECT_EQ(config.eos_ids, alone.eos_ids);
+  EXPECT_EQ(load(saved_config_json(config, DType::kBF16)).num_parameters(), alone.num_parameters()) << "what is saved is a model for text";
+  EXPECT_THAT(saved_config_json(config, DType::kBF16), ::testing::Not(::testing::HasSubstr("vision_config")));
+  expect_error(R"({"model_type": "qwen3_5", "vision_config": {}})", ErrorCode::kNotImplemented, "model_type");
+}
+
 // The published config.json of Phi-4, and what Phi-4-mini and Phi-3.5-mini have in other places; their lists of factors are shortened.
 constexpr const char* kPhi4 = R"({
   "architectures": ["Phi3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 100257, "embd_pdrop": 0.0,
@@ -600,6 +649,7 @@ TEST_F(ModelConfigTest, WhatInitModelWritesReadsBack) {
   for (const Family* family : families()) {
     InitModelOptions options;
     options.family = family->model_type;
+    options.head_dim = family->partial_rotary_factor < 0.5 ? 64 : 32;
     options.eos_id = 5;
     options.rope_theta = 12345.5;
     ModelConfig made = make_model_config(options);

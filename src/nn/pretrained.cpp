@@ -43,8 +43,8 @@ bool have_same_values(const io::SafetensorsRef& a, const io::SafetensorsRef& b) 
 }
 
 /// A file may repeat the embedding under the head's name. A head of its own would be lost without a word.
-void check_tied_head(const io::SafetensorsFolder& files) {
-  const std::string head = checkpoint_name(Slot::kLmHead), embedding = checkpoint_name(Slot::kEmbedding);
+void check_tied_head(const io::SafetensorsFolder& files, const std::string& embedding) {
+  const std::string head = checkpoint_name(Slot::kLmHead);
   const io::SafetensorsRef a = files.find(head), b = files.find(embedding);
   if (a.entry == nullptr || b.entry == nullptr || have_same_values(a, b)) return;
   fail(ErrorCode::kCorrupt,
@@ -157,6 +157,27 @@ void check_finite(std::span<const io::SafetensorsRef> tensors, DType compute, Th
 
 namespace {
 
+/// What stands before the names of a model for text in files that hold one for images, too.
+constexpr std::string_view kTextPrefix = "model.language_model.";
+
+/// Names as files have them: those of the table, or with kTextPrefix in place of "model.".
+class StoredNames {
+ public:
+  explicit StoredNames(const io::SafetensorsFolder& files)
+      : has_prefix_(files.find(std::string(kTextPrefix) + checkpoint_name(Slot::kEmbedding).substr(kModel.size())).entry != nullptr) {}
+  std::string of(std::string_view name) const {
+    return has_prefix_ && name.starts_with(kModel) ? std::string(kTextPrefix).append(name.substr(kModel.size())) : std::string(name);
+  }
+  /// Of other parts than that for text: of images, and of layers that predict several tokens.
+  bool is_of_other_part(std::string_view name) const {
+    return has_prefix_ && (name.starts_with("model.visual.") || name.starts_with("mtp."));
+  }
+
+ private:
+  static constexpr std::string_view kModel = "model.";
+  bool has_prefix_;
+};
+
 bool is_of_skipped_layer(std::string_view name, const ModelConfig& config) {
   for (std::int64_t i = 0; i < config.num_skipped_layers; ++i)
     if (name.starts_with(fmt::format("model.layers.{}.", config.num_layers + i))) return true;
@@ -168,12 +189,14 @@ bool is_of_skipped_layer(std::string_view name, const ModelConfig& config) {
 std::vector<io::SafetensorsRef> match_stored_weights(const io::SafetensorsFolder& files, const ModelConfig& config,
                                                      const TensorTable& table) {
   std::vector<io::SafetensorsRef> found;
-  std::set<std::string_view> known;
+  std::set<std::string, std::less<>> known;
+  const StoredNames names(files);
   for (const TensorSpec& weight : table.tensors()) {
-    known.insert(weight.name);
-    const io::SafetensorsRef ref = files.find(weight.name);
+    const std::string name = names.of(weight.name);
+    known.insert(name);
+    const io::SafetensorsRef ref = files.find(name);
     if (ref.entry == nullptr)
-      fail(ErrorCode::kCorrupt, "{}: tensor '{}' of the {} model is missing", files.path().string(), weight.name, config.model_type);
+      fail(ErrorCode::kCorrupt, "{}: tensor '{}' of the {} model is missing", files.path().string(), name, config.model_type);
     std::string shape = "[";
     const Shape wanted = weight.stored_shape();
     bool same = static_cast<int>(ref.entry->shape.size()) == wanted.num_dims();
@@ -190,12 +213,16 @@ std::vector<io::SafetensorsRef> match_stored_weights(const io::SafetensorsFolder
            io::to_string(type));
     found.push_back(ref);
   }
-  if (config.tie_word_embeddings) check_tied_head(files);
+  if (config.tie_word_embeddings) check_tied_head(files, names.of(checkpoint_name(Slot::kEmbedding)));
   const std::string head = checkpoint_name(Slot::kLmHead);
-  std::int64_t num_skipped = 0;
+  std::int64_t num_skipped = 0, num_of_others = 0;
   for (const auto& [name, ref] : files.tensors()) {
     if (is_of_skipped_layer(name, config)) {
       ++num_skipped;
+      continue;
+    }
+    if (names.is_of_other_part(name)) {
+      ++num_of_others;
       continue;
     }
     if (known.count(name) > 0 || name.ends_with("rotary_emb.inv_freq") || (config.tie_word_embeddings && name == head)) continue;
@@ -205,6 +232,9 @@ std::vector<io::SafetensorsRef> match_stored_weights(const io::SafetensorsFolder
   if (num_skipped > 0)
     log::info("{}: {} tensors of layers for multi-token prediction (key 'num_nextn_predict_layers') are left out", files.path().string(),
               num_skipped);
+  if (num_of_others > 0)
+    log::info("{}: {} tensors of other parts than the one for text (images, multi-token prediction) are left out", files.path().string(),
+              num_of_others);
   return found;
 }
 

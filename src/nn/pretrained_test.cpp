@@ -136,7 +136,7 @@ TEST_P(PretrainedTest, ChecksumSeesEveryTensor) {
 
 INSTANTIATE_TEST_SUITE_P(Families, PretrainedTest,
                          ::testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "mistral", "smollm3", "mixtral", "olmo2",
-                                           "phi3", "qwen3_window", "olmo3_window"),
+                                           "phi3", "qwen3_window", "olmo3_window", "qwen3_5_text"),
                          [](const auto& test) { return test.param; });
 
 class GoldenModelTest : public ::testing::TestWithParam<std::string> {};
@@ -163,8 +163,39 @@ TEST_P(GoldenModelTest, SavingKeepsEveryByteOfTensorsConfigAndTokenizer) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, GoldenModelTest, ::testing::Values("qwen2_tied", "mixtral", "olmo2", "phi3"),
+INSTANTIATE_TEST_SUITE_P(Models, GoldenModelTest, ::testing::Values("qwen2_tied", "mixtral", "olmo2", "phi3", "qwen3_5"),
                          [](const auto& test) { return test.param; });
+
+// Published files of Qwen 3.5 have other names and hold a part for images.
+TEST(Pretrained, ThePartForTextIsReadFromFilesOfAModelForImages) {
+  const prl::testing::TempFolder temporary;
+  const fs::path source = golden_models() / "qwen3_5";
+  const io::SafetensorsFile file = io::SafetensorsFile::open(source / "model.safetensors");
+  const auto write = [&](const std::string& other) {
+    std::vector<io::SafetensorsWriter::Spec> specs;
+    for (const io::SafetensorsEntry& entry : file.entries())
+      specs.push_back({"model.language_model." + entry.name.substr(std::string("model.").size()), entry.type, entry.shape});
+    specs.push_back({other, io::StoredType::kBF16, {2}});
+    io::SafetensorsWriter writer(temporary.path() / "model.safetensors", specs, {{"format", "pt"}});
+    for (const io::SafetensorsEntry& entry : file.entries()) writer.append(file.bytes(entry));
+    writer.append(std::vector<std::byte>(4));
+    writer.finish();
+  };
+  std::ofstream(temporary.path() / "config.json")
+      << R"({"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"], "vision_config": {}, "text_config": )"
+      << read_file(source / "config.json") << "}";
+  Parameters wanted(make_cpu_runtime(), load_model_config(source)), found(make_cpu_runtime(), load_model_config(temporary.path()));
+  load_parameters(wanted, source);
+  for (const char* other : {"model.visual.blocks.0.attn.qkv.bias", "mtp.fc.weight"}) {
+    write(other);
+    load_parameters(found, temporary.path());
+    for (std::size_t i = 0; i < wanted.named().size(); ++i)
+      EXPECT_EQ(std::memcmp(wanted.named()[i].value.data(), found.named()[i].value.data(), wanted.named()[i].value.num_bytes()), 0)
+          << wanted.named()[i].name;
+  }
+  write("model.language_model.layers.9.extra");
+  expect_error([&] { load_parameters(found, temporary.path()); }, ErrorCode::kCorrupt, "layers.9.extra");
+}
 
 TEST(Pretrained, AChatTemplateReplacesTheFoldersOwnWhereverReadersLookForIt) {
   SmallModel model("llama");

@@ -39,6 +39,9 @@ void check_same_model(const ModelConfig& wanted, const ModelConfig& found, const
   if (wanted.unrotated_layers != found.unrotated_layers)
     fail(ErrorCode::kInvalidArgument, "{} is of another model: of its layers [{}] have no rotary positions, of this one's [{}]",
          where.string(), fmt::join(found.unrotated_layers, ", "), fmt::join(wanted.unrotated_layers, ", "));
+  if (wanted.linear != found.linear)
+    fail(ErrorCode::kInvalidArgument, "{} is of another model: its layers of linear attention are [{}] or of other sizes, this one's [{}]",
+         where.string(), fmt::join(found.linear.layers, ", "), fmt::join(wanted.linear.layers, ", "));
   check("rms_norm_eps", wanted.rms_norm_eps, found.rms_norm_eps);
   check("tie_word_embeddings", wanted.tie_word_embeddings, found.tie_word_embeddings);
   check("attention_bias", wanted.attention_bias, found.attention_bias);

@@ -13,13 +13,15 @@ namespace {
 
 namespace when {
 bool always(const ModelConfig&, std::int64_t) { return true; }
+bool softmax(const ModelConfig& c, std::int64_t layer) { return !c.is_linear(layer); }
+bool linear(const ModelConfig& c, std::int64_t layer) { return c.is_linear(layer); }
 bool attention_bias(const ModelConfig& c, std::int64_t) { return c.attention_bias; }
 bool out_bias(const ModelConfig& c, std::int64_t) { return c.attention_out_bias; }
-bool head_norms(const ModelConfig& c, std::int64_t) { return c.qk_norm; }
+bool head_norms(const ModelConfig& c, std::int64_t layer) { return c.qk_norm && !c.is_linear(layer); }
 bool own_head(const ModelConfig& c, std::int64_t) { return !c.tie_word_embeddings; }
 bool norm_before(const ModelConfig& c, std::int64_t) { return !c.norms_outputs; }
 bool norm_after(const ModelConfig& c, std::int64_t) { return c.norms_outputs; }
-bool split(const ModelConfig& c, std::int64_t) { return !c.fuses_projections; }
+bool split(const ModelConfig& c, std::int64_t layer) { return !c.fuses_projections && !c.is_linear(layer); }
 bool fused(const ModelConfig& c, std::int64_t) { return c.fuses_projections; }
 bool dense(const ModelConfig& c, std::int64_t layer) { return !c.is_sparse(layer); }
 bool dense_split(const ModelConfig& c, std::int64_t layer) { return !c.is_sparse(layer) && !c.fuses_projections; }
@@ -35,7 +37,7 @@ Shape vocab_by_hidden(const ModelConfig& c) { return {c.vocab_size, c.hidden_siz
 Shape hidden(const ModelConfig& c) { return {c.hidden_size}; }
 Shape q_norm(const ModelConfig& c) { return {c.qk_norm_is_whole ? q_width(c) : c.head_dim}; }
 Shape k_norm(const ModelConfig& c) { return {c.qk_norm_is_whole ? kv_width(c) : c.head_dim}; }
-Shape q_by_hidden(const ModelConfig& c) { return {q_width(c), c.hidden_size}; }
+Shape q_by_hidden(const ModelConfig& c) { return {(c.gates_heads ? 2 : 1) * q_width(c), c.hidden_size}; }
 Shape kv_by_hidden(const ModelConfig& c) { return {kv_width(c), c.hidden_size}; }
 Shape qkv_by_hidden(const ModelConfig& c) { return {q_width(c) + 2 * kv_width(c), c.hidden_size}; }
 Shape q_bias(const ModelConfig& c) { return {q_width(c)}; }
@@ -50,6 +52,13 @@ Shape hidden_by_expert(const ModelConfig& c) { return {c.hidden_size, c.expert_s
 Shape parts_by_experts(const ModelConfig& c) { return {kNumExactParts * c.num_experts}; }
 Shape shared_by_hidden(const ModelConfig& c) { return {c.shared_expert_size, c.hidden_size}; }
 Shape hidden_by_shared(const ModelConfig& c) { return {c.hidden_size, c.shared_expert_size}; }
+Shape channels_by_hidden(const ModelConfig& c) { return {c.linear.num_channels(), c.hidden_size}; }
+Shape value_by_hidden(const ModelConfig& c) { return {c.linear.value_width(), c.hidden_size}; }
+Shape value_heads_by_hidden(const ModelConfig& c) { return {c.linear.num_value_heads, c.hidden_size}; }
+Shape taps(const ModelConfig& c) { return {c.linear.num_channels() * c.linear.num_taps}; }
+Shape value_heads(const ModelConfig& c) { return {c.linear.num_value_heads}; }
+Shape value_dim(const ModelConfig& c) { return {c.linear.value_dim}; }
+Shape hidden_by_value(const ModelConfig& c) { return {c.hidden_size, c.linear.value_width()}; }
 }  // namespace shape
 
 enum Place { kBefore, kInLayer, kInExpert, kAfter };
@@ -84,7 +93,7 @@ constexpr std::array kRowsOfTable{
     Row{S::kVBias, B::kQkvBias, kInLayer, "self_attn.v_proj.bias", "attn_v.bias", shape::kv_bias, when::attention_bias, kShared},
     Row{S::kQNorm, B::kQNorm, kInLayer, "self_attn.q_norm.weight", "attn_q_norm.weight", shape::q_norm, when::head_norms, kReplicated},
     Row{S::kKNorm, B::kKNorm, kInLayer, "self_attn.k_norm.weight", "attn_k_norm.weight", shape::k_norm, when::head_norms, kReplicated},
-    Row{S::kO, B::kO, kInLayer, "self_attn.o_proj.weight", "attn_output.weight", shape::hidden_by_q, when::always, kShared},
+    Row{S::kO, B::kO, kInLayer, "self_attn.o_proj.weight", "attn_output.weight", shape::hidden_by_q, when::softmax, kShared},
     Row{S::kOBias, B::kOBias, kInLayer, "self_attn.o_proj.bias", "attn_output.bias", shape::hidden, when::out_bias, kShared},
     Row{S::kAttentionOutNorm, B::kAttentionOutNorm, kInLayer, "post_attention_layernorm.weight", "post_attention_norm.weight", shape::hidden, when::norm_after, kReplicated},
     Row{S::kPostNorm, B::kPostNorm, kInLayer, "post_attention_layernorm.weight", "ffn_norm.weight", shape::hidden, when::norm_before, kReplicated},
@@ -103,12 +112,20 @@ constexpr std::array kRowsOfTable{
     Row{S::kSharedGate, B::kGateUp, kInLayer, "mlp.shared_experts.gate_proj.weight", "ffn_gate_shexp.weight", shape::shared_by_hidden, when::shared, kShared},
     Row{S::kSharedUp, B::kGateUp, kInLayer, "mlp.shared_experts.up_proj.weight", "ffn_up_shexp.weight", shape::shared_by_hidden, when::shared, kShared},
     Row{S::kSharedDown, B::kDown, kInLayer, "mlp.shared_experts.down_proj.weight", "ffn_down_shexp.weight", shape::hidden_by_shared, when::shared, kShared},
+    Row{S::kLinearQkv, B::kQkv, kInLayer, "linear_attn.in_proj_qkv.weight", "attn_qkv.weight", shape::channels_by_hidden, when::linear, kShared},
+    Row{S::kLinearZ, B::kQkv, kInLayer, "linear_attn.in_proj_z.weight", "attn_gate.weight", shape::value_by_hidden, when::linear, kShared},
+    Row{S::kLinearB, B::kQkv, kInLayer, "linear_attn.in_proj_b.weight", "ssm_beta.weight", shape::value_heads_by_hidden, when::linear, kShared},
+    Row{S::kLinearA, B::kQkv, kInLayer, "linear_attn.in_proj_a.weight", "ssm_alpha.weight", shape::value_heads_by_hidden, when::linear, kShared},
+    Row{S::kLinearConv, B::kLinearConv, kInLayer, "linear_attn.conv1d.weight", "ssm_conv1d.weight", shape::taps, when::linear, kReplicated},
+    Row{S::kDecayRate, B::kDecayRate, kInLayer, "linear_attn.A_log", "ssm_a", shape::value_heads, when::linear, kReplicated},
+    Row{S::kDecayBias, B::kDecayBias, kInLayer, "linear_attn.dt_bias", "ssm_dt.bias", shape::value_heads, when::linear, kReplicated},
+    Row{S::kLinearNorm, B::kLinearNorm, kInLayer, "linear_attn.norm.weight", "ssm_norm.weight", shape::value_dim, when::linear, kReplicated},
+    Row{S::kLinearOut, B::kO, kInLayer, "linear_attn.out_proj.weight", "ssm_out.weight", shape::hidden_by_value, when::linear, kShared},
 };
 // clang-format on
-static_assert(std::ranges::is_sorted(kRowsOfTable, {}, &Row::slot) &&
-                  kRowsOfTable.size() == static_cast<std::size_t>(Slot::kSharedDown) + 1,
+static_assert(std::ranges::is_sorted(kRowsOfTable, {}, &Row::slot) && kRowsOfTable.size() == static_cast<std::size_t>(Slot::kLinearOut) + 1,
               "one row per slot, in order");
-static_assert(kNumBlockKinds == static_cast<std::size_t>(Block::kFusedGateUpLoraB) + 1);
+static_assert(kNumBlockKinds == static_cast<std::size_t>(Block::kLinearALoraB) + 1);
 
 constexpr const Row& row_of(Slot slot) { return kRowsOfTable[static_cast<std::size_t>(slot)]; }
 
@@ -153,6 +170,10 @@ std::optional<Block> bias_of(Block matrix) noexcept {
 }
 bool is_bias(Block block) noexcept { return block == Block::kQkvBias || block == Block::kOBias; }
 bool is_bias(Slot slot) noexcept { return is_bias(row_of(slot).block); }
+bool is_stream_or_head_norm(Block block) noexcept {
+  return block == Block::kInputNorm || block == Block::kPostNorm || block == Block::kQNorm || block == Block::kKNorm ||
+         block == Block::kFinalNorm;
+}
 
 std::optional<Block> lora_a_of(Block matrix) noexcept {
   switch (matrix) {
@@ -168,6 +189,7 @@ std::optional<Block> lora_b_of(Slot slot) noexcept {
     case Slot::kQ: return Block::kQLoraB;
     case Slot::kK: return Block::kKLoraB;
     case Slot::kV: return Block::kVLoraB;
+    case Slot::kLinearOut:
     case Slot::kO: return Block::kOLoraB;
     case Slot::kGate:
     case Slot::kSharedGate:
@@ -176,6 +198,10 @@ std::optional<Block> lora_b_of(Slot slot) noexcept {
     case Slot::kSharedUp:
     case Slot::kExpertUp: return Block::kUpLoraB;
     case Slot::kFusedQkv: return Block::kFusedQkvLoraB;
+    case Slot::kLinearQkv: return Block::kLinearQkvLoraB;
+    case Slot::kLinearZ: return Block::kLinearZLoraB;
+    case Slot::kLinearB: return Block::kLinearBLoraB;
+    case Slot::kLinearA: return Block::kLinearALoraB;
     case Slot::kFusedGateUp: return Block::kFusedGateUpLoraB;
     case Slot::kDown:
     case Slot::kSharedDown:
@@ -198,6 +224,7 @@ TensorTablePtr make_tensor_table(const ModelConfig& config, Shard shard) {
                       .shape = row.shape(config),
                       .block = row.block,
                       .num_parts = row.slot == Slot::kRouterBias ? kNumExactParts : 1,
+                      .num_taps = row.slot == Slot::kLinearConv ? config.linear.num_taps : 0,
                       .is_shared = row.is_shared};
       if (row.is_shared) {
         const std::int64_t rows = spec.shape[0] / shard.size;
@@ -223,6 +250,11 @@ void check_shards(const ModelConfig& config, int size) {
          "{} devices cannot share the layers of this {} model: {}; one device (inference.parallel.tp = 1) is wanted", size,
          config.model_type,
          config.fuses_projections ? "q, k and v are one tensor, and so are gate and up" : "the norms of q and k are over all heads");
+  if (!config.linear.layers.empty())
+    fail(ErrorCode::kNotImplemented,
+         "{} devices cannot share the layers of this {} model: some have linear attention; one device "
+         "(inference.parallel.tp = 1) is wanted",
+         size, config.model_type);
   constexpr std::int64_t kWidth = 8;  // of what kernels load at once
   const auto check = [&](const char* key, std::int64_t found, std::int64_t unit) {
     if (found % (size * unit) != 0)

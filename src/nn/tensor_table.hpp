@@ -47,6 +47,16 @@ enum class Slot : std::uint8_t {
   kSharedGate,
   kSharedUp,
   kSharedDown,
+  // Of layers of linear attention, in place of the others' projections and norms of heads.
+  kLinearQkv,
+  kLinearZ,
+  kLinearB,
+  kLinearA,
+  kLinearConv,
+  kDecayRate,
+  kDecayBias,
+  kLinearNorm,
+  kLinearOut,
 };
 
 /// What ops compute with: one tensor, or several that share their columns and lie one below the other, so that one product serves all of
@@ -69,6 +79,10 @@ enum class Block : std::uint8_t {
   kLmHead,
   kRouter,      ///< experts have a kGateUp and a kDown each, and so have, without a number, those that are shared
   kRouterBias,  ///< never trained, and exact in every type: see TensorSpec::num_parts
+  kLinearConv,  ///< a vector: the taps of channel after channel
+  kDecayRate,
+  kDecayBias,
+  kLinearNorm,
   // Low-rank adapters: A of the tensors of a block lie together, as their inputs are the same; each tensor has a B of its own.
   kQkvLoraA,
   kOLoraA,
@@ -83,8 +97,12 @@ enum class Block : std::uint8_t {
   kDownLoraB,
   kFusedQkvLoraB,
   kFusedGateUpLoraB,
+  kLinearQkvLoraB,
+  kLinearZLoraB,
+  kLinearBLoraB,
+  kLinearALoraB,
 };
-inline constexpr std::size_t kNumBlockKinds = 30;
+inline constexpr std::size_t kNumBlockKinds = 38;
 
 /// Elements [begin, end) of the array behind all masters, gradients or moments.
 struct ElementRange {
@@ -108,6 +126,7 @@ struct TensorSpec {
   /// More than 1: a vector of files that is fp32 in all of them, as so many vectors one after the other whose sum it is (exact_parts.hpp).
   /// `shape` is that of the parts.
   std::int64_t num_parts = 1;
+  std::int64_t num_taps = 0;          ///< more than 0: a vector that is [channels, 1, taps] in files
   bool is_shared = false;             ///< devices that share layers hold a part of its rows each; otherwise each holds all of it
   std::int64_t first_stored_row = 0;  ///< of `shape`'s rows, in the tensor of the whole model
   float lora_scale = 0;  ///< of an adapter's tensors: what its product is multiplied by; `slot` is that of the tensor it adapts
@@ -122,7 +141,10 @@ struct TensorSpec {
   std::int64_t first_stored_element() const noexcept { return first_stored_row * (is_matrix() ? shape[1] : 1); }
   bool is_exact() const noexcept { return num_parts > 1; }
   /// In files.
-  Shape stored_shape() const { return is_exact() ? Shape{shape[0] / num_parts} : shape; }
+  Shape stored_shape() const {
+    if (num_taps > 0) return {shape[0] / num_taps, 1, num_taps};
+    return is_exact() ? Shape{shape[0] / num_parts} : shape;
+  }
 };
 
 /// Tensors [first_tensor, first_tensor + num_tensors) of the table, one below the other.
@@ -142,6 +164,8 @@ struct BlockSpec {
 std::optional<Block> bias_of(Block matrix) noexcept;
 bool is_bias(Block block) noexcept;
 bool is_bias(Slot slot) noexcept;
+/// Norms that multiply by 1 + weight where ModelConfig::norms_add_one says so.
+bool is_stream_or_head_norm(Block block) noexcept;
 /// Of adapters: the block that holds A of a block's tensors, and B of one tensor; nullopt for blocks and slots that take no adapter.
 std::optional<Block> lora_a_of(Block matrix) noexcept;
 std::optional<Block> lora_b_of(Slot slot) noexcept;

@@ -119,6 +119,7 @@ inline InitModelOptions small_options(const std::string& family, ModelSize size 
   o.num_kv_heads = 2;
   o.head_dim = is_wide ? 80 : 32;
   o.max_position = 512;
+  if (family == "qwen3_5_text") o.head_dim = 64;  // of which it rotates a quarter
   return o;
 }
 

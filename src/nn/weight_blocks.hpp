@@ -2,8 +2,10 @@
 
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "nn/weights.hpp"
+#include "ops/pointwise.hpp"
 
 // How Weights are filled with blocks; for the files that make them.
 
@@ -17,6 +19,23 @@ inline ConstTensorView view_of_bias(const Tensor& bias) { return bias.defined() 
 
 inline ops::WeightUse use_of(const BlockSpec& block) { return is_lora(block.kind) ? ops::WeightUse::kAdapter : ops::WeightUse::kMatrix; }
 
+/// 1 + x, fp32.
+inline Tensor plus_one(ops::OpContext& ctx, const Tensor& x) {
+  const std::vector<float> ones(static_cast<std::size_t>(x.num_elements()), 1.0f);
+  const Tensor out = Tensor::empty(ctx.runtime, x.shape(), DType::kF32);
+  ctx.runtime->copy_from_host(out.data(), ones.data(), ones.size() * sizeof(float));
+  const Shape row{1, x.num_elements()};
+  ops::add(ctx, out.view().reshaped(row), x.view().reshaped(row), out.view().reshaped(row));
+  return out;
+}
+
+/// Sets the vector of block `i`.
+inline void set_vector(ops::OpContext& ctx, Weights& weights, std::size_t i, Tensor value) {
+  Weights::PackedBlock& to = weights.blocks[i];
+  to.plain = std::move(value);
+  if (weights.config.norms_add_one && is_stream_or_head_norm(weights.table->blocks()[i].kind)) to.plus_one = plus_one(ctx, to.plain);
+}
+
 /// Fills all blocks whose elements lie in `within`, biases before the matrices that take them. `make` gives a block's vector, its plain
 /// matrix, and its packed matrix with a bias (perhaps undefined).
 template <typename Maker>
@@ -24,7 +43,7 @@ void fill_weights(Weights& weights, ops::OpContext& ctx, bool with_backward, con
   const TensorTable& table = *weights.table;
   for (std::size_t i = 0; i < weights.blocks.size(); ++i)
     if (const BlockSpec& spec = table.blocks()[i]; !spec.is_matrix() && within.contains(spec.range()))
-      weights.blocks[i].plain = make.vector(spec);
+      set_vector(ctx, weights, i, make.vector(spec));
   for (std::size_t i = 0; i < weights.blocks.size(); ++i) {
     const BlockSpec& spec = table.blocks()[i];
     if (!spec.is_matrix() || !within.contains(spec.range())) continue;

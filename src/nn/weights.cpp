@@ -72,6 +72,12 @@ const Tensor& Weights::vector(Block block, std::int64_t layer) const {
   return i == TensorTable::kNone ? kUndefined : blocks[i].plain;
 }
 
+const Tensor& Weights::norm_scale(Block block, std::int64_t layer) const {
+  const Tensor& weight = vector(block, layer);
+  if (!config.norms_add_one || !weight.defined() || !is_stream_or_head_norm(block)) return weight;
+  return blocks[table->find(block, layer)].plus_one;
+}
+
 const ops::LinearWeight& Weights::matrix(Block block, std::int64_t layer, std::int64_t expert) const {
   const std::size_t i = table->find(block, layer, expert);
   PRL_CHECK(i != TensorTable::kNone && blocks[i].packed != nullptr, "a {} model without matrix {} in layer {}", config.model_type,
@@ -403,7 +409,7 @@ WeightsPtr adapted(ops::OpContext& ctx, const TensorTable& trained, const Weight
     const BlockSpec& spec = base->table->blocks()[i];
     const std::size_t found = trained.find(spec.kind, spec.layer, spec.expert);
     if (found == TensorTable::kNone || spec.is_matrix()) continue;
-    weights->blocks[i].plain = packer.vector(trained.blocks()[found]);
+    set_vector(ctx, *weights, i, packer.vector(trained.blocks()[found]));
     weights->base_checksum = nullptr;
     weights->flat = {};
   }

@@ -33,6 +33,7 @@ struct Weights {
   struct PackedBlock {
     Tensor plain;
     ops::LinearWeightPtr packed;
+    Tensor plus_one;  ///< 1 + plain, of norms where ModelConfig::norms_add_one says so
   };
   ModelConfig config;
   TensorTablePtr table;
@@ -52,6 +53,8 @@ struct Weights {
 
   /// A norm or bias; undefined if the model has none.
   const Tensor& vector(Block block, std::int64_t layer = -1) const;
+  /// What a norm multiplies by; undefined if the model has none.
+  const Tensor& norm_scale(Block block, std::int64_t layer = -1) const;
   const ops::LinearWeight& matrix(Block block, std::int64_t layer = -1, std::int64_t expert = -1) const;
   const ops::RopeTable& rope_of(std::int64_t layer) const {
     if (!config.is_rotated(layer)) return no_rope;

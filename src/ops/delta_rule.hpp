@@ -22,6 +22,12 @@ struct StateRows {
   std::span<const std::int32_t> begin_S = {};  ///< host, as long as slot_S: tokens of the sequence before these; 0: the state is not read
 };
 
+/// Where the states of a layer's sequences lie. A state that is not read (StateRows::begin_S) may hold anything.
+struct StateLayer {
+  TensorView inputs_SWC;  ///< [slots, W - 1, C]: causal_conv
+  TensorView state_SNKD;  ///< [slots, N, K, D] fp32: delta_rule
+};
+
 /// y_TC[t, c] = silu(sum over w of weight_CW[c, w] * x[t - (W - 1) + w, c]), in that order; tokens before the sequence are 0. With slots
 /// inputs before these rows are in state_SWC [slots, W - 1, C] (dtype of x, oldest first), which then holds the last W - 1 inputs.
 /// weight_CW fp32 [C, W]; 2 <= W <= 8.

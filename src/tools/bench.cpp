@@ -48,7 +48,7 @@ double decode_step_bytes(const BenchOptions& options, std::int64_t num_sequences
   const auto size = static_cast<double>(size_of(options.dtype));
   const nn::ModelConfig& c = options.model;
   const double context = static_cast<double>(options.prompt_tokens) + 0.5 * static_cast<double>(options.completion_tokens);
-  const auto kv = static_cast<double>(2 * c.num_layers * c.num_kv_heads * c.head_dim);
+  const auto kv = static_cast<double>(2 * (c.num_layers - static_cast<std::int64_t>(c.linear.layers.size())) * c.num_kv_heads * c.head_dim);
   return size * (static_cast<double>(c.num_active_parameters()) + static_cast<double>(num_sequences) * context * kv);
 }
 
@@ -277,6 +277,22 @@ nn::ModelConfig qwen3_moe_shape(std::int64_t hidden, std::int64_t expert_size, s
   return config;
 }
 
+nn::ModelConfig qwen35_shape(std::int64_t hidden, std::int64_t intermediate, std::int64_t layers, std::int64_t heads, std::int64_t kv_heads,
+                             std::int64_t value_heads) {
+  nn::ModelConfig config = llama_shape(248320, hidden, intermediate, layers, heads, kv_heads, 256);
+  config.model_type = "qwen3_5_text";
+  config.architecture = "Qwen3_5ForCausalLM";
+  config.qk_norm = config.gates_heads = config.norms_add_one = true;
+  config.partial_rotary_factor = 0.25;
+  config.max_position = 262144;
+  config.rope_theta = 1e7;
+  config.rms_norm_eps = 1e-6f;
+  config.linear = {.layers = {}, .num_key_heads = 16, .num_value_heads = value_heads, .key_dim = 128, .value_dim = 128, .num_taps = 4};
+  for (std::int64_t layer = 0; layer < layers; ++layer)
+    if ((layer + 1) % 4 != 0) config.linear.layers.push_back(layer);
+  return config;
+}
+
 struct NamedShape {
   std::string_view name;
   nn::ModelConfig (*make)();
@@ -289,6 +305,8 @@ constexpr NamedShape kShapes[] = {
     {"qwen3-8b", [] { return qwen3_shape(4096, 12288, 36, 32, false); }},
     {"qwen3-14b", [] { return qwen3_shape(5120, 17408, 40, 40, false); }},
     {"qwen3-32b", [] { return qwen3_shape(5120, 25600, 64, 64, false); }},
+    {"qwen3.5-0.8b", [] { return qwen35_shape(1024, 3584, 24, 8, 2, 16); }},
+    {"qwen3.5-4b", [] { return qwen35_shape(2560, 9216, 32, 16, 4, 32); }},
     {"qwen3-30b-a3b", [] { return qwen3_moe_shape(2048, 768, 48, 32, 4); }},
 };
 

@@ -65,6 +65,9 @@ void check_row_cut(const nn::ModelConfig& model, const RowCut& cut) {
     fail(ErrorCode::kInvalidArgument,
          "model.leaves_per_row: {} leaves cannot be divided among model.cp = {} devices; both are powers of two", cut.num_leaves,
          cut.num_ranks);
+  if (cut.num_ranks > 1 && !model.linear.layers.empty())
+    fail(ErrorCode::kNotImplemented, "model.cp: {} devices cannot share the rows of a {} model: some of its layers have linear attention",
+         cut.num_ranks, model.model_type);
   if (model.num_heads % cut.num_ranks != 0 || model.num_kv_heads % cut.num_ranks != 0)
     fail(ErrorCode::kInvalidArgument,
          "model.cp: {} devices cannot share the {} query heads and {} key-value heads of this model; use a divisor of both", cut.num_ranks,

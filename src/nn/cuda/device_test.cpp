@@ -175,7 +175,7 @@ TEST_P(CudaDecoderTest, ServedLogprobsAreTrainedLogprobsBitForBit) {
     // Every second token as one that was drawn on the device.
     gpu.ctx().runtime->copy_from_host(drawn.data(), ids.data(), ids.size() * sizeof(std::int32_t));
     for (std::size_t i = 0; i < ids.size(); i += 2) ids[i] = -1 - static_cast<std::int32_t>(i);
-    const TensorView h = model.forward_paged(*weights, cache, {ids, positions, slots, start, context, table, kBlocks, drawn});
+    const TensorView h = model.forward_paged(*weights, cache, {ids, positions, slots, start, context, table, kBlocks, {}, drawn});
     const std::vector<float> ones(ids.size(), 1.0f);
     const Tensor logp = Tensor::empty(gpu.ctx().runtime, {static_cast<std::int64_t>(ids.size())}, DType::kF32), entropy = logp.clone(),
                  lse = logp.clone();

@@ -31,15 +31,22 @@ struct Family {
   std::int64_t original_max_position = 4096;  ///< of LongRoPE
   std::int64_t num_kv_heads = 0;              ///< 0: as many as heads, which null always means
   // What config.json may ask for:
-  bool rotates_parts = false;    ///< a partial_rotary_factor other than 1
-  bool has_long_rope = false;    ///< LongRoPE in place of Llama 3's scaling and YaRN
-  bool has_layer_ropes = false;  ///< rotary parameters by type of layer: those of full attention may be scaled
+  bool rotates_parts = false;             ///< a partial_rotary_factor other than 1
+  bool has_long_rope = false;             ///< LongRoPE in place of Llama 3's scaling and YaRN
+  bool has_layer_ropes = false;           ///< rotary parameters by type of layer: those of full attention may be scaled
+  std::string_view multimodal_type = {};  ///< model_type of files that hold such a model as "text_config" beside others, if there are any
 };
 
 /// All families of this build.
 std::span<const Family* const> families() noexcept;
 /// Error{kNotImplemented} that lists the known ones.
 const Family& find_family(std::string_view model_type, std::string_view subject);
+
+inline constexpr std::string_view kFullAttention = "full_attention";
+/// What `layer_types` says, a type for each layer, kFullAttention or `other`; empty if it is not there. Error{kCorrupt|kNotImplemented}.
+std::vector<std::string> read_layer_types(const ConfigReader& reader, std::int64_t num_layers, std::string_view other);
+/// The layers of one type, ascending.
+std::vector<std::int64_t> layers_of_type(const std::vector<std::string>& types, std::string_view type);
 
 /// What a family's config.json says of sliding windows.
 struct WindowKeys {
@@ -70,6 +77,7 @@ extern const Family kSmolLm3Family;
 extern const Family kQwen2Family;
 extern const Family kQwen3Family;
 extern const Family kQwen3MoeFamily;
+extern const Family kQwen35Family;
 extern const Family kGlm4MoeFamily;
 extern const Family kMixtralFamily;
 extern const Family kOlmo2Family;

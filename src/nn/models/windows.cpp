@@ -7,26 +7,30 @@
 namespace prl::nn {
 namespace {
 
-constexpr std::string_view kSliding = "sliding_attention", kFull = "full_attention";
+constexpr std::string_view kSliding = "sliding_attention";
 
-/// What `layer_types` says, a type for each layer; empty if it is not there.
-std::vector<std::string> read_layer_types(const ConfigReader& reader, std::int64_t num_layers) {
+}  // namespace
+
+std::vector<std::string> read_layer_types(const ConfigReader& reader, std::int64_t num_layers, std::string_view other) {
   const std::vector<std::string> types = reader.strings("layer_types");
   if (reader.has("layer_types") && static_cast<std::int64_t>(types.size()) != num_layers)
     fail(ErrorCode::kCorrupt, "{}: key 'layer_types': wanted a type for each of the {} layers, found {}", reader.subject(), num_layers,
          types.size());
   for (const std::string& type : types)
-    if (type != kSliding && type != kFull)
-      fail(ErrorCode::kNotImplemented, "{}: key 'layer_types': '{}'; this build has {} and {}", reader.subject(), type, kFull, kSliding);
+    if (type != other && type != kFullAttention)
+      fail(ErrorCode::kNotImplemented, "{}: key 'layer_types': '{}'; this build has {} and {}", reader.subject(), type, kFullAttention,
+           other);
   return types;
 }
 
-std::vector<std::int64_t> layers_of(const std::vector<std::string>& types, std::string_view type) {
+std::vector<std::int64_t> layers_of_type(const std::vector<std::string>& types, std::string_view type) {
   std::vector<std::int64_t> layers;
   for (std::size_t i = 0; i < types.size(); ++i)
     if (types[i] == type) layers.push_back(static_cast<std::int64_t>(i));
   return layers;
 }
+
+namespace {
 
 /// Layers [first, num_layers).
 std::vector<std::int64_t> layers_from(std::int64_t first, std::int64_t num_layers) {
@@ -42,14 +46,14 @@ void read_window(const ConfigReader& reader, const WindowKeys& keys, ModelConfig
   if (reader.names("sliding_window")) window = reader.integer("sliding_window", 0, 1, std::int64_t{1} << 31);
   if (keys.is_switched && !reader.boolean("use_sliding_window", false)) window = 0;
   std::vector<std::int64_t> layers = window > 0 ? keys.layers : std::vector<std::int64_t>{};
-  if (const std::vector<std::string> types = read_layer_types(reader, config.num_layers); !types.empty()) {
-    const std::vector<std::int64_t> named = layers_of(types, kSliding);
+  if (const std::vector<std::string> types = read_layer_types(reader, config.num_layers, kSliding); !types.empty()) {
+    const std::vector<std::int64_t> named = layers_of_type(types, kSliding);
     if (!named.empty() && window == 0)
       fail(ErrorCode::kCorrupt, "{}: key 'layer_types' has layers of {}, but no window is in use (keys {}'sliding_window')",
            reader.subject(), kSliding, keys.is_switched ? "'use_sliding_window', " : "");
     if (!keys.are_layers_named && named != layers)
       fail(ErrorCode::kNotImplemented, "{}: key 'layer_types': layers of model type '{}' are all of one type, {} here", reader.subject(),
-           config.model_type, window > 0 ? kSliding : kFull);
+           config.model_type, window > 0 ? kSliding : kFullAttention);
     layers = named;
   }
   // One that all positions fit into changes nothing, unless its layers rotate in another way.
@@ -79,7 +83,7 @@ void describe_window(const ModelConfig& config, const WindowKeys& keys, boost::j
   if (!keys.are_layers_named) return;
   boost::json::array types;
   for (std::int64_t layer = 0; layer < config.num_layers; ++layer)
-    types.emplace_back(boost::json::string_view((config.window_of(layer) > 0 ? kSliding : kFull)));
+    types.emplace_back(boost::json::string_view((config.window_of(layer) > 0 ? kSliding : kFullAttention)));
   object["layer_types"] = std::move(types);
 }
 

@@ -11,7 +11,7 @@
 
 namespace prl::ops::cuda {
 
-constexpr int kMaxLoraParts = 3;  ///< of a weight: q, k and v
+constexpr int kMaxLoraParts = 4;  ///< of a weight: q, k and v, or the four projections of linear attention
 
 /// A LoraWeight as kernels read it.
 struct LoraEntry {

@@ -1,0 +1,31 @@
+#pragma once
+
+#include "autograd/attention.hpp"
+
+namespace prl::autograd {
+
+/// A vector or small matrix (fp32) with its gradient; grad.data == nullptr drops it.
+struct VectorParameter {
+  ConstTensorView value;
+  TensorView grad;
+};
+
+/// Sizes and parameters of a layer of linear attention by the gated delta rule (ops/delta_rule.hpp). Legend: T tokens, N value heads,
+/// V = N * value_dim, C channels (queries, keys, values).
+struct LinearAttentionParameter {
+  std::int64_t num_key_heads = 0, num_value_heads = 0, key_dim = 0, value_dim = 0;
+  std::int64_t num_taps = 0;
+  VectorParameter taps;  ///< [C * num_taps]
+  VectorParameter decay_rate, decay_bias;
+  NormParameter norm;  ///< of each head's output
+};
+
+/// From projections [T, C + V + 2N] (channels, output gates, then b and a of each head) to [T, V]: convolution, delta rule, gated norm.
+/// The sequences are those of `index`: packed ones begin anew, paged ones go on from their states. Only packed ones have a backward pass.
+/// A recomputing frame recomputes the convolution. PRL_CHECK: the index is no exchange's and no decode step's.
+Var linear_attention(Frame& frame, const Var& projected_TE, const LinearAttentionParameter& p, const AttentionIndex& index);
+
+/// self_attention() of heads with output gates: projections [T, 2Q + 2K], for each head its query and its gate, then k and v.
+Var gated_attention(Frame& frame, const Var& projected_TE, const AttentionParameter& p, const AttentionIndex& index);
+
+}  // namespace prl::autograd
