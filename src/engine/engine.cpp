@@ -44,6 +44,7 @@ std::unique_ptr<EngineCore> make_core(std::shared_ptr<DeviceRuntime> runtime, co
   core.scheduler.max_adapters = core.adapters->max_ready();
   core.scheduler.max_num_batched_tokens = options.max_num_batched_tokens;
   core.scheduler.enable_prefix_caching = options.enable_prefix_caching;
+  if (!config_of(weights).linear.layers.empty()) core.scheduler.num_state_snapshots = options.num_state_snapshots;
   core.scheduler.enable_chunked_prefill = options.enable_chunked_prefill;
   std::unique_ptr<ModelRunner> runner;
   if (weights->others.empty())

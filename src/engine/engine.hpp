@@ -32,6 +32,7 @@ struct EngineOptions {
   std::int64_t num_blocks = 0;                 ///< of the KV cache; at least those of one sequence of max_model_len
   std::int64_t num_host_blocks = 0;            ///< in host memory, for cached blocks that others have taken the place of; 0: none
   std::int64_t max_num_seqs = 64;              ///< requests that run at once
+  std::int64_t num_state_snapshots = 0;        ///< states of prefixes that are kept, of models with linear attention (SequenceStates)
   std::int64_t max_num_batched_tokens = 2048;  ///< token budget of one step
   std::int64_t max_queued_requests = 4096;     ///< beyond it submit() answers kOverloaded
   bool enable_prefix_caching = true;

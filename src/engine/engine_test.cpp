@@ -58,7 +58,7 @@ struct Model {
                                     .num_layers = 2,
                                     .num_heads = 4,
                                     .num_kv_heads = 2,
-                                    .head_dim = 16,
+                                    .head_dim = family == "qwen3_5_text" ? 64 : 16,  // of which it rotates a quarter
                                     .max_position = 512,
                                     .sliding_window = window,
                                     .tie_word_embeddings = tied});
@@ -119,6 +119,7 @@ EngineOptions small_options() {
   options.max_model_len = 256;
   options.num_blocks = 128;
   options.max_num_seqs = 16;
+  options.num_state_snapshots = 16;
   options.num_threads = 2;
   return options;
 }
@@ -344,7 +345,8 @@ TEST_P(Exactness, AnUpdateShowsInVersionsProofAndCache) {
 INSTANTIATE_TEST_SUITE_P(Models, Exactness,
                          ::testing::Values(Kind{"llama", DType::kF32}, Kind{"llama", DType::kBF16}, Kind{"qwen3", DType::kF32},
                                            Kind{"qwen3", DType::kBF16}, Kind{"smollm3", DType::kBF16}, Kind{"olmo2", DType::kBF16},
-                                           Kind{"phi3", DType::kBF16}, Kind{"mistral", DType::kBF16, 10}, Kind{"qwen3", DType::kF32, 10}),
+                                           Kind{"phi3", DType::kBF16}, Kind{"mistral", DType::kBF16, 10}, Kind{"qwen3", DType::kF32, 10},
+                                           Kind{"qwen3_5_text", DType::kF32}, Kind{"qwen3_5_text", DType::kBF16}),
                          [](const auto& kind) {
                            return std::string(kind.param.family) + (kind.param.compute == DType::kF32 ? "F32" : "BF16") +
                                   (kind.param.window > 0 ? "Window" : "");

@@ -6,10 +6,16 @@
 
 namespace prl::engine {
 
+std::int64_t default_state_snapshots(const nn::ModelConfig& model, std::int64_t max_num_seqs, bool enable_prefix_caching) noexcept {
+  return model.linear.layers.empty() || !enable_prefix_caching ? 0 : max_num_seqs;
+}
+
 EngineBytes engine_bytes(const EngineSizes& sizes, const nn::ModelConfig& model, DType compute) {
   // A pass holds two streams, the largest layer's intermediates and the logits of all running sequences.
   const std::int64_t tokens = std::max(sizes.max_num_batched_tokens, sizes.max_num_seqs);
-  const std::int64_t heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim;
+  std::int64_t heads = ((model.gates_heads ? 4 : 2) * model.num_heads + 2 * model.num_kv_heads) * model.head_dim;
+  if (!model.linear.layers.empty())
+    heads = std::max(heads, model.linear.projected_width() + model.linear.num_channels() + model.linear.value_width());
   // Rows of experts are gathered, one for each of a token's experts, and what comes of them takes the place of gate and up.
   const std::int64_t rows_of_experts =
       model.num_experts > 0
@@ -21,7 +27,9 @@ EngineBytes engine_bytes(const EngineSizes& sizes, const nn::ModelConfig& model,
   const std::int64_t per_token =
       (6 * model.hidden_size + 2 * heads + 3 * mlp_size + rows_of_experts + of_shared) * static_cast<std::int64_t>(size_of(compute));
   const std::int64_t logits = sizes.max_num_seqs * model.vocab_size * static_cast<std::int64_t>(sizeof(float));
-  return {static_cast<std::size_t>(tokens * per_token + logits), nn::KvCache::bytes_per_block(model, compute, sizes.block_size),
+  const auto states =
+      static_cast<std::size_t>(sizes.max_num_seqs + sizes.num_state_snapshots) * nn::KvCache::bytes_per_state(model, compute);
+  return {static_cast<std::size_t>(tokens * per_token + logits) + states, nn::KvCache::bytes_per_block(model, compute, sizes.block_size),
           (sizes.max_model_len + sizes.block_size - 1) / sizes.block_size};
 }
 

@@ -14,11 +14,15 @@ struct EngineSizes {
   std::int64_t block_size = 16;
   std::int64_t max_num_seqs = 1;
   std::int64_t max_num_batched_tokens = 2048;
+  std::int64_t num_state_snapshots = 0;
 };
+
+/// EngineOptions::num_state_snapshots where nothing else is said: as many as sequences that run, if prefixes are kept at all.
+std::int64_t default_state_snapshots(const nn::ModelConfig& model, std::int64_t max_num_seqs, bool enable_prefix_caching) noexcept;
 
 /// Bytes that follow from sizes alone.
 struct EngineBytes {
-  std::size_t passes = 0;  ///< activations and logits of the largest step
+  std::size_t passes = 0;  ///< activations and logits of the largest step, and states of sequences
   std::size_t block = 0;   ///< one block of the KV cache
   std::int64_t blocks_per_sequence = 0;
 };

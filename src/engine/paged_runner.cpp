@@ -22,13 +22,16 @@ bool is_finite(const ops::SampleResult& result) {
 nn::KvCache make_cache(const std::shared_ptr<DeviceRuntime>& runtime, const nn::Weights& weights, const EngineOptions& options) {
   const std::int64_t num_blocks = options.num_blocks, block_size = options.block_size;
   const nn::ModelConfig config = nn::config_of_shard(weights.config, weights.shard.size);
-  const std::size_t num_bytes = static_cast<std::size_t>(num_blocks) * nn::KvCache::bytes_per_block(config, weights.compute, block_size);
+  const std::int64_t num_states = config.linear.layers.empty() ? 0 : options.max_num_seqs + options.num_state_snapshots;
+  const std::size_t num_bytes = static_cast<std::size_t>(num_blocks) * nn::KvCache::bytes_per_block(config, weights.compute, block_size) +
+                                static_cast<std::size_t>(num_states) * nn::KvCache::bytes_per_state(config, weights.compute);
   const std::size_t num_available = runtime->bytes_available();
   if (num_bytes > num_available) {
-    fail(ErrorCode::kOutOfMemory, "the KV cache of {} blocks needs {:.1f} MiB, {} has {:.1f} MiB left; make the cache smaller", num_blocks,
+    fail(ErrorCode::kOutOfMemory, "the KV cache of {} blocks{} needs {:.1f} MiB, {} has {:.1f} MiB left; make the cache smaller",
+         num_blocks, num_states > 0 ? fmt::format(" with {} states of sequences (max_num_seqs)", num_states) : "",
          static_cast<double>(num_bytes) / kMiB, to_string(runtime->device()), static_cast<double>(num_available) / kMiB);
   }
-  return {runtime, config, weights.compute, num_blocks, block_size, options.logs_routes};
+  return {runtime, config, weights.compute, num_blocks, block_size, options.logs_routes, num_states};
 }
 
 std::string non_finite_error(const Sequence& sequence, std::int64_t position) {
@@ -75,6 +78,7 @@ void PagedRunner::fill_batch(const StepPlan& plan) {
   slot_T_.clear();
   query_start_.assign(1, 0);
   context_len_.clear();
+  state_slot_.clear();
   max_blocks_ = 1;
   num_adapters_ = 0;
   for (const PlanRow& row : plan.rows) max_blocks_ = std::max(max_blocks_, static_cast<std::int32_t>(row.sequence->blocks.size()));
@@ -95,6 +99,7 @@ void PagedRunner::fill_batch(const StepPlan& plan) {
     }
     query_start_.push_back(static_cast<std::int32_t>(ids_T_.size()));
     context_len_.push_back(static_cast<std::int32_t>(end));
+    state_slot_.push_back(row.state_slot);
     std::int32_t* const table = block_table_.data() + r * static_cast<std::size_t>(max_blocks_);
     for (std::size_t b = 0; b < sequence.blocks.size(); ++b) table[b] = sequence.blocks[b].id().value;
   }
@@ -123,6 +128,7 @@ void PagedRunner::begin(const StepPlan& plan, StepOutput& output) {
   }
   mark(0);
   if (host_) host_->carry_out(plan.copies);
+  for (const StateCopy& copy : plan.state_copies) cache_.copy_state(*runtime_, copy.from, copy.to);
   fill_batch(plan);
   nn::PagedBatch batch;
   batch.ids_T = ids_T_;
@@ -132,6 +138,7 @@ void PagedRunner::begin(const StepPlan& plan, StepOutput& output) {
   batch.context_len = context_len_;
   batch.block_table = block_table_;
   batch.max_blocks = max_blocks_;
+  batch.state_slot = state_slot_;
   batch.drawn_B = drawn_B_;
   adapters_.clear();
   for (std::size_t i = 0; i < num_adapters_; ++i) adapters_.push_back({rows_of_adapters_[i].first, rows_of_adapters_[i].second});

@@ -69,7 +69,7 @@ class PagedRunner final : public ModelRunner {
   nn::InferenceModel model_;
   Sampler sampler_;
   // Host arrays of nn::PagedBatch.
-  std::vector<std::int32_t> ids_T_, positions_T_, slot_T_, query_start_, context_len_, block_table_;
+  std::vector<std::int32_t> ids_T_, positions_T_, slot_T_, query_start_, context_len_, block_table_, state_slot_;
   std::int32_t max_blocks_ = 0;
   // Rows of the adapters that the step's sequences name, of which the first num_adapters_ count; memory of others is kept.
   std::vector<std::pair<const nn::Adapter*, std::vector<std::int32_t>>> rows_of_adapters_;

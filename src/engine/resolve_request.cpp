@@ -141,6 +141,11 @@ void check_options(const EngineOptions& options, const nn::ModelConfig& config) 
   if (options.num_host_blocks > 0 && !options.enable_prefix_caching)
     fail(ErrorCode::kInvalidArgument, "num_host_blocks is {} without enable_prefix_caching: no block could be found again",
          options.num_host_blocks);
+  if (options.num_host_blocks > 0 && !config.linear.layers.empty())
+    fail(ErrorCode::kNotImplemented, "num_host_blocks is {}, and a {} model has linear attention, for which no prefix is kept",
+         options.num_host_blocks, config.model_type);
+  if (options.num_state_snapshots < 0)
+    fail(ErrorCode::kInvalidArgument, "num_state_snapshots must not be negative, got {}", options.num_state_snapshots);
   if (options.max_queued_requests < 0)
     fail(ErrorCode::kInvalidArgument, "max_queued_requests must not be negative, got {}", options.max_queued_requests);
   if (options.max_model_len > config.max_position) {

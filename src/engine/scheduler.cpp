@@ -23,6 +23,11 @@ void erase_sorted(Container& container, Sequence* sequence) {
   container.erase(it);
 }
 
+/// Whether blocks of the sequence are computed with the weights and the adapter that the cache is of.
+bool is_current(const Sequence& sequence, std::uint64_t epoch) noexcept {
+  return sequence.kv_epoch == epoch && sequence.kv_adapter == sequence.request->adapter_key();
+}
+
 /// True if the adapters of those that run leave room for the sequence's own.
 bool has_adapter_room(const Sequence& sequence, std::span<Sequence* const> running, std::int64_t max_adapters) {
   const ServedAdapter* const wanted = sequence.request->served.get();
@@ -39,7 +44,13 @@ bool has_adapter_room(const Sequence& sequence, std::span<Sequence* const> runni
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerOptions& options, BlockPool& pool, HostBlocks* host)
-    : options_(options), pool_(pool), host_(host), prefix_(pool, host) {
+    : options_(options),
+      pool_(pool),
+      host_(host),
+      prefix_(pool, host),
+      states_(options.max_num_seqs,
+              options.enable_prefix_caching && options.enable_chunked_prefill ? options.num_state_snapshots.value_or(0) : 0,
+              pool.block_size()) {
   PRL_CHECK(options.max_num_seqs > 0 && options.max_num_batched_tokens > 0, "scheduler limits must be positive");
   running_.reserve(static_cast<std::size_t>(options.max_num_seqs));
 }
@@ -55,6 +66,7 @@ void Scheduler::remove(Sequence& sequence) {
   if (sequence.state == SequenceState::kFinished) return;
   if (sequence.state == SequenceState::kRunning) {
     erase_sorted(running_, &sequence);
+    states_.return_slot(sequence);
     waiting_.leave_batch(sequence, /*has_ended=*/true);
   } else {
     waiting_.erase(sequence);
@@ -67,6 +79,9 @@ void Scheduler::plan(StepPlan& plan) {
   plan.clear();
   plan.rows.reserve(static_cast<std::size_t>(options_.max_num_seqs));
   ++num_plans_;
+  if (std::exchange(restarts_, false))
+    while (!running_.empty()) preempt(*running_.back());
+  states_.begin_plan();
   if (options_.preempt_period > 0 && num_plans_ % static_cast<std::uint64_t>(options_.preempt_period) == 0 && running_.size() > 1) {
     preempt(*running_.back());
     ++plan.num_preempted;
@@ -75,11 +90,12 @@ void Scheduler::plan(StepPlan& plan) {
   plan_running(plan, budget);
   // Blocks are short when a sequence was preempted: an admission now would only be undone.
   if (plan.num_preempted == 0) plan_waiting(plan, budget);
+  if (!plan.rows.empty()) states_.list(plan.state_copies);
   if (host_ != nullptr) host_->list(plan.copies);
 }
 
 bool Scheduler::can_plan_ahead(const StepPlan& begun) const {
-  if (options_.preempt_period > 0) return false;
+  if (options_.preempt_period > 0 || restarts_) return false;
   // Whoever waits could come in, unless all places are taken.
   if (waiting_.has_ready() && num_running() < options_.max_num_seqs) return false;
   std::int64_t num_going_on = 0;
@@ -107,6 +123,7 @@ void Scheduler::plan_ahead(const StepPlan& begun, StepPlan& plan) {
     row.sequence = before.sequence;
     row.first_token = before.first_token + before.num_tokens;
     row.num_tokens = 1;
+    row.state_slot = row.sequence->state_slot;
     row.is_sampled = true;
     row.drawn_row = static_cast<std::int32_t>(i);
     // Blocks that were taken stay with their sequences, which need them next in any case.
@@ -119,6 +136,10 @@ void Scheduler::plan_ahead(const StepPlan& begun, StepPlan& plan) {
     }
   }
   plan.num_tokens = static_cast<std::int64_t>(plan.rows.size());
+  states_.begin_plan();
+  for (const PlanRow& row : plan.rows)
+    if (is_current(*row.sequence, epoch_)) states_.keep(*row.sequence, row.first_token);
+  if (!plan.rows.empty()) states_.list(plan.state_copies);
   if (host_ != nullptr) host_->list(plan.copies);
 }
 
@@ -126,7 +147,8 @@ void Scheduler::plan_running(StepPlan& plan, std::int64_t& budget) {
   std::size_t i = 0;
   while (i < running_.size() && budget > 0) {
     Sequence& sequence = *running_[i];
-    const std::int64_t count = std::min(sequence.num_tokens() - sequence.num_tokens_computed, budget);
+    const std::int64_t left = std::min(sequence.num_tokens() - sequence.num_tokens_computed, budget);
+    const std::int64_t count = states_.cut(sequence, sequence.num_tokens_computed, left);
     if (!try_grow(sequence, sequence.num_tokens_computed + count)) {
       preempt(*running_.back());  // perhaps `sequence` itself; then i is past the end
       ++plan.num_preempted;
@@ -161,7 +183,10 @@ void Scheduler::plan_waiting(StepPlan& plan, std::int64_t& budget) {
       continue;
     }
     sequence.kv_epoch = epoch_;
-    take_prefix(sequence);
+    if (!take_prefix(sequence)) {
+      prefix_.drop(sequence);
+      return;
+    }
     const std::int64_t num_held = static_cast<std::int64_t>(sequence.blocks.size()) - prefix_.num_in_host();
     const std::int64_t num_missing = pool_.num_blocks_for(sequence.num_tokens()) - num_held;
     const std::int64_t num_left = sequence.num_tokens() - sequence.num_tokens_computed;
@@ -170,13 +195,15 @@ void Scheduler::plan_waiting(StepPlan& plan, std::int64_t& budget) {
       prefix_.drop(sequence);
       return;
     }
-    const std::int64_t count = std::min(num_left, budget);
+    const std::int64_t count = states_.cut(sequence, sequence.num_tokens_computed, std::min(num_left, budget));
     waiting_.admit();
     const std::int64_t num_from_host = prefix_.num_in_host() * pool_.block_size();
     prefix_.restore(sequence);
     PRL_CHECK(try_grow(sequence, sequence.num_tokens_computed + count), "no room for an admitted sequence");
     num_reserved += pool_.num_blocks_for(sequence.num_tokens()) - static_cast<std::int64_t>(sequence.blocks.size());
     sequence.state = SequenceState::kRunning;
+    states_.take_slot(sequence);
+    if (options_.num_state_snapshots) states_.restore(sequence);
     insert_sorted(running_, &sequence);
     if (sequence.num_cached_tokens < 0) {
       sequence.num_cached_tokens = sequence.num_tokens_computed;
@@ -198,14 +225,17 @@ std::int64_t Scheduler::hold_back(StepPlan& plan, Sequence& sequence, std::int64
   return count - 1;
 }
 
-void Scheduler::take_prefix(Sequence& sequence) {
+bool Scheduler::take_prefix(Sequence& sequence) {
   const ResolvedRequest& request = *sequence.request;
   sequence.kv_adapter = request.adapter_key();
-  sequence.last_hash = root_hash({.epoch = epoch_, .version = version_, .adapter = sequence.kv_adapter, .cache_salt = request.cache_salt});
+  const BlockHash root =
+      root_hash({.epoch = epoch_, .version = version_, .adapter = sequence.kv_adapter, .cache_salt = request.cache_salt});
+  sequence.last_hash = root;
   sequence.num_hashed_blocks = 0;
   // Prompt log-probabilities come from computing every prompt token.
-  if (!options_.enable_prefix_caching || sequence.wants_prompt_logprobs()) return;
+  if (!options_.enable_prefix_caching || sequence.wants_prompt_logprobs()) return true;
   prefix_.take(sequence);
+  return !options_.num_state_snapshots || states_.trim(sequence, root);
 }
 
 bool Scheduler::try_grow(Sequence& sequence, std::int64_t num_tokens) {
@@ -215,6 +245,7 @@ bool Scheduler::try_grow(Sequence& sequence, std::int64_t num_tokens) {
 
 void Scheduler::preempt(Sequence& victim) {
   erase_sorted(running_, &victim);
+  states_.return_slot(victim);
   waiting_.leave_batch(victim, /*has_ended=*/false);
   drop_blocks(victim);
   victim.state = SequenceState::kWaiting;
@@ -236,6 +267,7 @@ void Scheduler::add_row(StepPlan& plan, Sequence& sequence, std::int64_t num_tok
   row.sequence = &sequence;
   row.first_token = sequence.num_tokens_computed;
   row.num_tokens = num_tokens;
+  row.state_slot = sequence.state_slot;
   const std::int64_t end = row.first_token + num_tokens;
   row.is_sampled = end == sequence.num_tokens();
   if (sequence.wants_prompt_logprobs()) {
@@ -246,12 +278,14 @@ void Scheduler::add_row(StepPlan& plan, Sequence& sequence, std::int64_t num_tok
   }
   plan.rows.push_back(row);
   plan.num_tokens += num_tokens;
+  if (is_current(sequence, epoch_)) states_.keep(sequence, row.first_token);
   publish_blocks(sequence, end);
+  states_.expect(sequence, end);
 }
 
 void Scheduler::publish_blocks(Sequence& sequence, std::int64_t num_tokens) {
   // A block depends on all tokens before it through the layers below, so one old block taints the rest of its sequence.
-  if (!options_.enable_prefix_caching || sequence.kv_epoch != epoch_ || sequence.kv_adapter != sequence.request->adapter_key()) return;
+  if (!options_.enable_prefix_caching || !is_current(sequence, epoch_)) return;
   const auto block_size = static_cast<std::size_t>(pool_.block_size());
   const std::int64_t num_full = num_tokens / pool_.block_size();
   while (sequence.num_hashed_blocks < num_full) {
@@ -283,10 +317,13 @@ void Scheduler::change_weights(PolicyVersion version) {
 
 void Scheduler::reset_prefix_cache() {
   pool_.reset_cache();
+  states_.clear();
   if (host_ != nullptr) host_->reset_cache();
 }
 
 void Scheduler::give_up_copies() {
+  states_.give_up();
+  restarts_ = options_.num_state_snapshots.has_value();
   if (host_ == nullptr) return;
   if (host_->has_restores()) {
     // Blocks to be restored have been published: others may have found them since.
@@ -309,6 +346,7 @@ void Scheduler::check_integrity() const {
     PRL_CHECK(sequence.state == SequenceState::kWaiting && sequence.blocks.empty() && sequence.num_tokens_computed == 0,
               "waiting sequence {} holds {} blocks", sequence.request_id.value, sequence.blocks.size());
   });
+  states_.check_integrity(running_);
   std::vector<std::int32_t> num_refs(static_cast<std::size_t>(pool_.num_blocks()), 0);
   for (const Sequence* sequence : running_) {
     PRL_CHECK(sequence->state == SequenceState::kRunning, "sequence {} runs and says it does not", sequence->request_id.value);

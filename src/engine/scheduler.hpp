@@ -2,12 +2,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "engine/kv/block_pool.hpp"
 #include "engine/kv/host_blocks.hpp"
 #include "engine/prefix_lookup.hpp"
 #include "engine/sequence.hpp"
+#include "engine/sequence_states.hpp"
 #include "engine/step_plan.hpp"
 #include "engine/waiting_line.hpp"
 
@@ -18,6 +20,8 @@ struct SchedulerOptions {
   std::int64_t max_num_batched_tokens = 2048;
   std::int64_t max_adapters = 0;  ///< of the sequences that run, together; 0: any number
   bool enable_prefix_caching = true;
+  /// Of a model with linear attention, whose sequences have states: how many copies are kept (SequenceStates). nullopt: of another model.
+  std::optional<std::int64_t> num_state_snapshots = std::nullopt;
   bool enable_chunked_prefill = true;            ///< without it a prompt enters in one step; the token budget must allow that
   std::int64_t preempt_period = 0;               ///< preempt the youngest every so many steps, for tests; 0: only when needed
   std::function<bool(Sequence&)> may_draw = {};  ///< asked before a step in which the sequence draws a token; none: always
@@ -37,7 +41,8 @@ struct SchedulerStats {
 ///   1. running, and what waits of each tenant, is sorted by is_before;
 ///   2. a waiting sequence holds no blocks and has computed nothing, so preempting all others always makes room for one;
 ///   3. a running sequence's blocks cover num_tokens_computed;
-///   4. a block shared by two sequences is full, so no sequence writes to it.
+///   4. a block shared by two sequences is full, so no sequence writes to it;
+///   5. each running sequence has a slot for its state, which no other has.
 class Scheduler {
  public:
   /// `host`: what the pool saves its blocks to, if there is any.
@@ -63,7 +68,8 @@ class Scheduler {
   /// Invalidates the prefix cache, for instance because a step failed and its blocks may hold anything.
   void reset_prefix_cache();
   /// The step of the last plan was not begun, so that its copies may have been carried out or not: running sequences that need them start
-  /// over, and nothing can be found that they would have written.
+  /// over, and nothing can be found that they would have written. Of models with states all start over with the next plan(), as each layer
+  /// may have gone on from its state already.
   void give_up_copies();
 
   /// A share, a limit or a pause from the next step on. Not while a step is in flight. A pause preempts what the tenant runs.
@@ -82,8 +88,8 @@ class Scheduler {
   [[nodiscard]] bool can_plan_ahead(const StepPlan& begun) const;
   void plan_running(StepPlan& plan, std::int64_t& budget);
   void plan_waiting(StepPlan& plan, std::int64_t& budget);
-  /// What PrefixLookup finds, if the sequence may have it.
-  void take_prefix(Sequence& sequence);
+  /// What PrefixLookup finds, if the sequence may have it. False: more of it can be had in the next plan.
+  [[nodiscard]] bool take_prefix(Sequence& sequence);
   /// `count` tokens of the sequence, or one less if that draws a token and it may not yet.
   std::int64_t hold_back(StepPlan& plan, Sequence& sequence, std::int64_t count);
   [[nodiscard]] bool try_grow(Sequence& sequence, std::int64_t num_tokens);
@@ -97,11 +103,13 @@ class Scheduler {
   HostBlocks* host_;
   PrefixLookup prefix_;
   std::vector<Sequence*> running_;
+  SequenceStates states_;
   WaitingLine waiting_;
   SchedulerStats stats_;
   PolicyVersion version_;
   std::uint64_t epoch_ = 0;
   std::uint64_t num_plans_ = 0;
+  bool restarts_ = false;
 };
 
 }  // namespace prl::engine

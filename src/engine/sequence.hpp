@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -58,6 +59,8 @@ struct Sequence {
   std::int64_t num_prompt_tokens = 0;
   std::int64_t num_tokens_computed = 0;
   std::vector<BlockLease> blocks;
+  std::int32_t state_slot = -1;        ///< of models with linear attention; -1 unless it runs
+  std::optional<BlockHash> last_kept;  ///< behind which of its blocks, after the prompt, its state was copied last
 
   SequenceState state = SequenceState::kWaiting;
   int num_steps_under_way = 0;          ///< that name the sequence

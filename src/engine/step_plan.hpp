@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "engine/kv/host_blocks.hpp"
+#include "engine/kv/state_snapshots.hpp"
 #include "engine/sequence.hpp"
 #include "ops/lm_head.hpp"
 
@@ -15,6 +16,7 @@ struct PlanRow {
   Sequence* sequence = nullptr;  ///< outlives the step; its state is kFinished if it was removed after the step was planned
   std::int64_t first_token = 0;
   std::int64_t num_tokens = 0;
+  std::int32_t state_slot = -1;           ///< the sequence's, as it was planned
   bool is_sampled = false;                ///< the gap closes: draw the next token
   std::int32_t drawn_row = -1;            ///< not -1: its one token is what this row of the step before draws, and not in `tokens` yet
   std::int64_t prompt_logprob_begin = 0;  ///< positions whose prediction of the next prompt token is wanted
@@ -29,7 +31,8 @@ struct PlanRow {
 /// read.
 struct StepPlan {
   std::vector<PlanRow> rows;
-  BlockCopies copies;  ///< before any row writes or reads
+  BlockCopies copies;                   ///< before any row writes or reads
+  std::vector<StateCopy> state_copies;  ///< the same, in this order
   std::int64_t num_tokens = 0;
   std::int64_t num_preempted = 0;
   bool has_held = false;  ///< something was left out because a sequence may not draw yet (SchedulerOptions::may_draw)
@@ -38,6 +41,7 @@ struct StepPlan {
   void clear() {
     rows.clear();
     copies.clear();
+    state_copies.clear();
     num_tokens = num_preempted = 0;
     has_held = false;
   }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Mixtral, OLMo 2 and Phi-3 from nothing to RL in lock-step, with their files' own names of tensors and modules."""
+"""Mixtral, OLMo 2, Phi-3 and Qwen 3.5 from nothing to RL in lock-step, with their files' own names of tensors and modules."""
 import json
 import os
 
@@ -14,7 +14,11 @@ FAMILIES = {
     "olmo2": ([], ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
               ["self_attn.q_norm.weight", "post_attention_layernorm.weight", "post_feedforward_layernorm.weight"]),
     "phi3": ([], ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"], ["self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight"]),
+    # Two layers: one of linear attention, and the last one of softmax attention.
+    "qwen3_5": (["--head-dim", 64], ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj",
+                                     "up_proj", "down_proj"], ["self_attn.q_norm.weight", "self_attn.q_proj.weight"]),
 }
+MODEL_TYPES = {"qwen3_5": "qwen3_5_text"}
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
@@ -50,7 +54,7 @@ def test_fine_tuning_gives_the_weights_of_one_rank_in_files_of_the_family():
             names = set().union(*(names_in(path) for path in saved.glob("model*.safetensors")))
             check(names == names_in(folder / "model/model.safetensors"), f"{family}: other tensors than before: {names}")
             check(names >= {f"model.layers.1.{tensor}" for tensor in tensors}, f"{family}: names of tensors: {sorted(names)}")
-            check(json.loads((saved / "config.json").read_text())["model_type"] == family, f"{family}: another config.json")
+            check(json.loads((saved / "config.json").read_text())["model_type"] == MODEL_TYPES.get(family, family), f"{family}: another config.json")
 
 
 def test_rl_in_lock_step():
@@ -83,12 +87,12 @@ def test_adapters_have_the_names_of_the_familys_modules():
 
 
 def test_layers_that_cannot_be_shared_are_refused():
-    for family in ("olmo2", "phi3"):
+    for family in ("olmo2", "phi3", "qwen3_5"):
         with harness.workspace(f"family-shared-{family}") as folder:
             prepare(folder, family)
             said = "".join(prl("inference", "--model.name", folder / "model", "--parallel.tp", 2, "--compute.device", "cpu", "--server.port",
                                harness.free_port(), expect=None))
-            check(f"2 devices cannot share the layers of this {family} model" in said, said[-1000:])
+            check(f"2 devices cannot share the layers of this {MODEL_TYPES.get(family, family)} model" in said, said[-1000:])
 
 
 harness.main(test_fine_tuning_gives_the_weights_of_one_rank_in_files_of_the_family, test_rl_in_lock_step, test_adapters_have_the_names_of_the_familys_modules,
