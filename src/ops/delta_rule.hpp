@@ -53,8 +53,8 @@ struct DeltaRuleGrads {
   TensorView dqkv_TC, db_TN, da_TN;
   TensorView ddecay_rate_N = {}, ddecay_bias_N = {};
 };
-/// Sequences that begin anew only. Computes the states again from the inputs, in pieces of about the square root of the longest sequence's
-/// tokens L, at least 32: its workspace is about 2 sqrt(L) (N / M) K D floats for each thread, and 4 T N.
+/// Sequences that begin anew only. Computes the states again from the inputs. Workspace in floats, beside some of each token and head:
+/// CPUs about 2 sqrt(L) (N / M) K D for each thread, L tokens in the longest sequence; GPUs (T / 256 + 50) N K D.
 void delta_rule_backward(OpContext& ctx, const DeltaRuleGrads& grads, ConstTensorView dout_TV, const DeltaRule& in, const StateRows& rows);
 
 /// y[t, n] = rms_norm(x[t, n], w_D, eps) * silu(gate[t, n]) for heads n of [T, N D]; w fp32. y may be x.

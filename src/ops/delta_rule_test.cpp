@@ -299,7 +299,8 @@ struct RuleGrads {
 };
 
 TEST_P(DeltaRuleTest, GradientsOfTheRuleAreItsSlopes) {
-  for (const RuleCase& c : {RuleCase{1, 1, 16, 16, {3}}, RuleCase{2, 6, 16, 48, {39, 0, 5}}, RuleCase{1, 2, 48, 80, {34, 1}}}) {
+  for (const RuleCase& c : {RuleCase{1, 1, 16, 16, {3}}, RuleCase{2, 6, 16, 48, {39, 0, 5}}, RuleCase{1, 2, 48, 80, {34, 1}},
+                            RuleCase{1, 1, 16, 16, {300, 230}}}) {
     const Ints starts = starts_of(c.lengths);
     Session s(kind());
     const Rule rule(s, c, starts.back(), dtype());
@@ -316,9 +317,9 @@ TEST_P(DeltaRuleTest, GradientsOfTheRuleAreItsSlopes) {
 }
 
 TEST_P(DeltaRuleTest, GradientsOfTheRuleHaveTheSameBits) {
-  // The second sequence alone, and with others beside it; 70 tokens are several pieces.
-  const RuleCase c{2, 4, 32, 80, {3, 70, 33}};
-  const Ints starts = starts_of(c.lengths), own = {0, 70};
+  // The second sequence alone, and with others beside it, which move the borders of the pieces that it is cut into.
+  const RuleCase c{2, 4, 32, 80, {3, 600, 33}};
+  const Ints starts = starts_of(c.lengths), own = {0, 600};
   std::vector<Tensor> first;
   for (const int threads : {1, 2, 3}) {
     Session s(kind(), threads);
@@ -330,9 +331,9 @@ TEST_P(DeltaRuleTest, GradientsOfTheRuleHaveTheSameBits) {
     if (threads == 1)
       for (const Tensor* t : all) first.push_back(t->clone());
     for (std::size_t i = 0; i < all.size(); ++i) EXPECT_TRUE(same_bits(*all[i], first[i])) << threads << ": " << i;
-    const auto part = [&](const Tensor& t) { return t.slice(3, 70); };
+    const auto part = [&](const Tensor& t) { return t.slice(3, 600); };
     delta_rule_backward(
-        s.ctx, {.dqkv_TC = alone.dqkv.view().rows(3, 70), .db_TN = alone.db.view().rows(3, 70), .da_TN = alone.da.view().rows(3, 70)},
+        s.ctx, {.dqkv_TC = alone.dqkv.view().rows(3, 600), .db_TN = alone.db.view().rows(3, 600), .da_TN = alone.da.view().rows(3, 600)},
         part(dout), rule.in(part(rule.qkv), part(rule.b), part(rule.a)), {.start_S = own});
     EXPECT_TRUE(same_bits(part(alone.dqkv), part(grads.dqkv)) && same_bits(part(alone.db), part(grads.db)) &&
                 same_bits(part(alone.da), part(grads.da)));

@@ -54,6 +54,16 @@
   PRL_OP(swiglu_rows)               \
   PRL_OP(swiglu_rows_backward)      \
   PRL_OP(sum_rows)                  \
+  PRL_OP(causal_conv)               \
+  PRL_OP(causal_conv_backward)      \
+  PRL_OP(delta_rule)                \
+  PRL_OP(delta_rule_backward)       \
+  PRL_OP(gated_head_norm)           \
+  PRL_OP(gated_head_norm_backward)  \
+  PRL_OP(drop_gates)                \
+  PRL_OP(drop_gates_backward)       \
+  PRL_OP(gate_heads)                \
+  PRL_OP(gate_heads_backward)       \
   PRL_OP(cast)                      \
   PRL_OP(chunk_squares)             \
   PRL_OP(find_not_finite)           \
@@ -62,19 +72,6 @@
   PRL_OP(sgd)                       \
   PRL_OP(sign_sgd)                  \
   PRL_OP(muon)
-
-/// Ops that only CPUs have so far.
-#define PRL_FOR_EACH_OP_OF_CPUS(PRL_OP) \
-  PRL_OP(causal_conv)                   \
-  PRL_OP(causal_conv_backward)          \
-  PRL_OP(delta_rule)                    \
-  PRL_OP(delta_rule_backward)           \
-  PRL_OP(gated_head_norm)               \
-  PRL_OP(gated_head_norm_backward)      \
-  PRL_OP(drop_gates)                    \
-  PRL_OP(drop_gates_backward)           \
-  PRL_OP(gate_heads)                    \
-  PRL_OP(gate_heads_backward)
 
 /// Ops that not every device has: attention and adapters from indices in its own memory, and fused forms of ops above.
 #define PRL_FOR_EACH_OPTIONAL_OP(PRL_OP) \

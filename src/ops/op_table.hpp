@@ -20,7 +20,6 @@ struct OpTable {
   bool keeps_logits = false;
 #define PRL_OP(op) decltype(&ops::op) op = nullptr;
   PRL_FOR_EACH_OP(PRL_OP)
-  PRL_FOR_EACH_OP_OF_CPUS(PRL_OP)
   PRL_FOR_EACH_OPTIONAL_OP(PRL_OP)
 #undef PRL_OP
 

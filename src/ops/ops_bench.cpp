@@ -7,6 +7,7 @@
 #include "base/rng.hpp"
 #include "ops/attention.hpp"
 #include "ops/cpu/table.hpp"
+#include "ops/delta_rule.hpp"
 #include "ops/linear_cases.hpp"
 #include "ops/lm_head.hpp"
 #include "ops/measure.hpp"
@@ -108,6 +109,42 @@ void bench_decode(benchmark::State& state, DType dtype, std::int64_t Hq, std::in
          static_cast<double>(2 * sequences * length * Hkv * D) * static_cast<double>(size_of(dtype)));
 }
 
+/// `sequences` of `length` tokens each, with states in slots (decoding) or without.
+void bench_delta_rule(benchmark::State& state, DType dtype, std::int64_t length, std::int64_t sequences, bool has_slots, bool backward) {
+  constexpr std::int64_t kM = 16, kN = 32, kD = 128, kC = 2 * kM * kD + kN * kD;
+  const std::int64_t T = length * sequences;
+  Tensor qkv = random({T, kC}, dtype), b = random({T, kN}, dtype), a = random({T, kN}, dtype), rate = random({kN}, DType::kF32),
+         bias = random({kN}, DType::kF32), out = random({T, kN * kD}, dtype);
+  Tensor dqkv = random({T, kC}, dtype), db = random({T, kN}, dtype), da = random({T, kN}, dtype);
+  Tensor states = random({has_slots ? sequences : 1, kN, kD, kD}, DType::kF32);
+  std::vector<std::int32_t> start = {0}, slots, begins;
+  for (std::int64_t s = 0; s < sequences; ++s) {
+    start.push_back(static_cast<std::int32_t>((s + 1) * length));
+    if (!has_slots) continue;
+    slots.push_back(static_cast<std::int32_t>(s));
+    begins.push_back(1);
+  }
+  const StateRows rows{.start_S = start, .slot_S = slots, .begin_S = begins};
+  const DeltaRule in{.qkv_TC = qkv,
+                     .b_TN = b,
+                     .a_TN = a,
+                     .decay_rate_N = rate,
+                     .decay_bias_N = bias,
+                     .num_key_heads = kM,
+                     .num_value_heads = kN,
+                     .key_dim = kD,
+                     .value_dim = kD};
+  for (auto _ : state) {
+    if (backward)
+      delta_rule_backward(context(), {.dqkv_TC = dqkv, .db_TN = db, .da_TN = da}, out, in, rows);
+    else
+      delta_rule(context(), out, states, in, rows);
+  }
+  // Forward: decay, two products with the state and its update.
+  report(state, (backward ? 25.0 : 7.0) * static_cast<double>(T * kN * kD * kD),
+         has_slots ? 2.0 * static_cast<double>(states.num_bytes()) : static_cast<double>(qkv.num_bytes() + out.num_bytes()));
+}
+
 void bench_lm_head(benchmark::State& state, DType dtype, std::int64_t T, bool backward) {
   constexpr std::int64_t kV = 49152, kH = 576;
   const auto w = pack_linear(context(), random({kV, kH}, dtype), {}, dtype, true);
@@ -185,6 +222,10 @@ const bool kRegistered = [] {
         std::int64_t{512}, std::int64_t{32});
     add(fmt::format("decode/{}/0.6B/L4096x1", to_string(t)), bench_decode, t, std::int64_t{16}, std::int64_t{8}, std::int64_t{128},
         std::int64_t{4096}, std::int64_t{1});
+    for (const bool backward : {false, true})
+      add(fmt::format("delta_rule{}/{}/L2048x1", backward ? "_backward" : "", to_string(t)), bench_delta_rule, t, std::int64_t{2048},
+          std::int64_t{1}, false, backward);
+    add(fmt::format("delta_rule/{}/decode64", to_string(t)), bench_delta_rule, t, std::int64_t{1}, std::int64_t{64}, true, false);
     add(fmt::format("rows/{}/T1024", to_string(t)), bench_rows, t, std::int64_t{1024});
   }
   add("sample/all/B32", bench_sample, std::int64_t{32}, 1.0f);

@@ -8,7 +8,6 @@ namespace prl::ops::cpu {
 
 #define PRL_OP(op) decltype(ops::op) op;
 PRL_FOR_EACH_OP(PRL_OP)
-PRL_FOR_EACH_OP_OF_CPUS(PRL_OP)
 #undef PRL_OP
 double sum_squares(OpContext& ctx, std::span<const ConstTensorView> xs);
 void finish_sample(std::span<SampleResult> out_B, PendingSamples& pending);

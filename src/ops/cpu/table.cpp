@@ -49,7 +49,7 @@ struct Tables {
           .name = names[i].c_str(),
           .bodies = &kernels[i],
 #define PRL_OP(op) .op = op,
-          PRL_FOR_EACH_OP(PRL_OP) PRL_FOR_EACH_OP_OF_CPUS(PRL_OP)
+          PRL_FOR_EACH_OP(PRL_OP)
 #undef PRL_OP
               .sum_squares = sum_squares,
           .finish_sample = finish_sample,

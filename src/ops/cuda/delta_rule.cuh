@@ -1,0 +1,190 @@
+#pragma once
+
+#include "ops/cuda/delta_rule.hpp"
+#include "ops/cuda/device.cuh"
+
+// The gated delta rule, token by token. A block has one sequence, one value head and kRuleCols columns of its state. Columns do not meet
+// but in gradients of queries and keys. A thread holds kRows rows of one column in registers: rows lie in groups of four, and four
+// neighbouring lanes, which share a column, take every fourth group each, so that their reads of a key are one line of shared memory.
+// A sum over rows is that of a thread's four partial sums, then of the four lanes: one order, whatever the call.
+
+namespace prl::ops::cuda {
+
+constexpr int kRuleLanes = 4;  ///< of a column
+constexpr int kRuleCols = 32;
+constexpr int kRuleThreads = kRuleLanes * kRuleCols;
+constexpr int kRuleWarps = kRuleThreads / kWarp;
+constexpr int kColsOfWarp = kWarp / kRuleLanes;
+
+template <typename T>
+struct RuleInputs {
+  const T* qkv;
+  std::int64_t qkv_stride;
+  bool is_wide;  ///< eight elements of a query or key can be read at a time
+  RuleScales scales;
+  const std::int32_t* start;  ///< [S + 1]
+  int num_key_heads, num_value_heads, key_dim, value_dim;
+  __device__ int v_column(int n) const { return 2 * num_key_heads * key_dim + n * value_dim; }
+};
+
+/// Where a thread stands in its block.
+struct RuleThread {
+  int lane, warp, part, col;  ///< part: of the rows; col: within the block
+  __device__ RuleThread()
+      : lane(static_cast<int>(threadIdx.x) % kWarp),
+        warp(static_cast<int>(threadIdx.x) / kWarp),
+        part(lane % kRuleLanes),
+        col(warp * kColsOfWarp + lane / kRuleLanes) {}
+  /// The row of a thread's i-th.
+  __device__ int row(int i) const { return (i / 4 * kRuleLanes + part) * 4 + i % 4; }
+};
+
+/// Some tokens in shared memory; rows behind key_dim and tokens behind the last are 0.
+template <int kRows, int kTokens>
+struct RulePiece {
+  float q[kTokens][kRuleLanes * kRows], k[kTokens][kRuleLanes * kRows];
+  float v[kTokens][kRuleCols], dout[kTokens][kRuleCols];
+  float decay[kTokens], beta[kTokens];
+};
+
+/// Tokens on their way from memory to a RulePiece, in registers meanwhile.
+template <typename T, int kRows, int kTokens, bool kHasDout>
+struct RuleReader {
+  static constexpr int kKeys = kRuleLanes * kRows, kOfToken = kKeys / kVec, kOfSide = kTokens * kOfToken;
+  static constexpr int kVectors = (2 * kOfSide + kRuleThreads - 1) / kRuleThreads;
+  static constexpr int kValues = (kTokens * kRuleCols + kRuleThreads - 1) / kRuleThreads;
+  Raw<T> keys[kVectors];
+  float scale[kVectors], v[kValues], dout[kHasDout ? kValues : 1], gate;
+
+  /// Asks for `count` tokens from `first` on.
+  __device__ __forceinline__ void read(const RuleInputs<T>& in, const T* douts, std::int64_t dout_stride, int n, int first_col,
+                                       std::int64_t first, int count) {
+    const int m = n / (in.num_value_heads / in.num_key_heads), id = static_cast<int>(threadIdx.x);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int at = id + i * kRuleThreads, side = at / kOfSide, t = at % kOfSide / kOfToken, c = at % kOfToken * kVec;
+      scale[i] = 0.0f;
+#pragma unroll
+      for (std::uint32_t& word : keys[i].words) word = 0;
+      if (side > 1 || t >= count || c >= in.key_dim) continue;
+      const T* from = in.qkv + (first + t) * in.qkv_stride + (side * in.num_key_heads + m) * in.key_dim + c;
+      if (in.is_wide) {
+        keys[i].read(from);
+      } else {
+        float values[kVec];
+        load<false>(values, from, kVec);
+        keys[i].pack(values);
+      }
+      scale[i] = (side == 0 ? in.scales.q_TM : in.scales.k_TM)[(first + t) * in.num_key_heads + m];
+    }
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      const int at = id + i * kRuleThreads, t = at / kRuleCols, c = first_col + at % kRuleCols;
+      const bool is_there = t < count && c < in.value_dim;
+      v[i] = is_there ? to_float(in.qkv[(first + t) * in.qkv_stride + in.v_column(n) + c]) : 0.0f;
+      if constexpr (kHasDout) dout[i] = is_there ? to_float(douts[(first + t) * dout_stride + n * in.value_dim + c]) : 0.0f;
+    }
+    gate = 0.0f;
+    if (id < 2 * kTokens && id % kTokens < count)
+      gate = (id < kTokens ? in.scales.decay_TN : in.scales.beta_TN)[(first + id % kTokens) * in.num_value_heads + n];
+  }
+  __device__ __forceinline__ void write(RulePiece<kRows, kTokens>& to) const {
+    const int id = static_cast<int>(threadIdx.x);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int at = id + i * kRuleThreads, side = at / kOfSide, t = at % kOfSide / kOfToken, c = at % kOfToken * kVec;
+      if (side > 1) continue;
+      float* row = (side == 0 ? to.q[t] : to.k[t]) + c;
+#pragma unroll
+      for (int e = 0; e < kVec; e += 4)
+        *reinterpret_cast<float4*>(row + e) =
+            make_float4(keys[i][e] * scale[i], keys[i][e + 1] * scale[i], keys[i][e + 2] * scale[i], keys[i][e + 3] * scale[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      const int at = id + i * kRuleThreads, t = at / kRuleCols, c = at % kRuleCols;
+      if (t >= kTokens) continue;
+      to.v[t][c] = v[i];
+      if constexpr (kHasDout) to.dout[t][c] = dout[i];
+    }
+    if (id < 2 * kTokens) (id < kTokens ? to.decay : to.beta)[id % kTokens] = gate;
+  }
+};
+
+/// The sum of a column from its four lanes' partial sums, the same in each of them.
+__device__ __forceinline__ float column_sum(const float (&v)[4]) { return warp_sum<kRuleLanes>(pair_sum(v)); }
+
+/// s = decay * s; the sum over rows of key * s.
+template <int kRows>
+__device__ __forceinline__ float decay_column(float (&s)[kRows], const float* key, int part, float decay) {
+  float r[4] = {};
+#pragma unroll
+  for (int i = 0; i < kRows; i += 4) {
+    const float4 k = *reinterpret_cast<const float4*>(key + i * kRuleLanes + 4 * part);
+    s[i] *= decay, s[i + 1] *= decay, s[i + 2] *= decay, s[i + 3] *= decay;
+    r[0] = fmaf(k.x, s[i], r[0]), r[1] = fmaf(k.y, s[i + 1], r[1]), r[2] = fmaf(k.z, s[i + 2], r[2]), r[3] = fmaf(k.w, s[i + 3], r[3]);
+  }
+  return column_sum(r);
+}
+/// s += key * d.
+template <int kRows>
+__device__ __forceinline__ void add_to_column(float (&s)[kRows], const float* key, int part, float d) {
+#pragma unroll
+  for (int i = 0; i < kRows; i += 4) {
+    const float4 k = *reinterpret_cast<const float4*>(key + i * kRuleLanes + 4 * part);
+    s[i] = fmaf(k.x, d, s[i]), s[i + 1] = fmaf(k.y, d, s[i + 1]), s[i + 2] = fmaf(k.z, d, s[i + 2]), s[i + 3] = fmaf(k.w, d, s[i + 3]);
+  }
+}
+
+/// The sum over rows of query * s.
+template <int kRows>
+__device__ __forceinline__ float column_dot(const float (&s)[kRows], const float* query, int part) {
+  float o[4] = {};
+#pragma unroll
+  for (int i = 0; i < kRows; i += 4) {
+    const float4 q = *reinterpret_cast<const float4*>(query + i * kRuleLanes + 4 * part);
+    o[0] = fmaf(q.x, s[i], o[0]), o[1] = fmaf(q.y, s[i + 1], o[1]), o[2] = fmaf(q.z, s[i + 2], o[2]), o[3] = fmaf(q.w, s[i + 3], o[3]);
+  }
+  return column_sum(o);
+}
+
+/// A column of a state [K, D] in memory.
+template <int kRows>
+__device__ __forceinline__ void load_column(float (&s)[kRows], const float* state, const RuleThread& me, int col, int K, int D) {
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) s[i] = me.row(i) < K && col < D ? state[me.row(i) * D + col] : 0.0f;
+}
+template <int kRows>
+__device__ __forceinline__ void store_column(float* state, const float (&s)[kRows], const RuleThread& me, int col, int K, int D) {
+#pragma unroll
+  for (int i = 0; i < kRows; ++i)
+    if (me.row(i) < K && col < D) state[me.row(i) * D + col] = s[i];
+}
+
+/// body(std::integral_constant) of the rows of a thread, for keys of up to four times as many elements.
+template <typename Body>
+void with_rows(std::int64_t key_dim, Body&& body) {
+  if (key_dim <= 32)
+    body(std::integral_constant<int, 8>{});
+  else if (key_dim <= 64)
+    body(std::integral_constant<int, 16>{});
+  else if (key_dim <= 128)
+    body(std::integral_constant<int, 32>{});
+  else
+    body(std::integral_constant<int, 64>{});
+}
+
+template <typename T>
+RuleInputs<T> rule_inputs(const OpContext& ctx, const RuleScales& scales, const DeltaRule& in, const StateRows& rows) {
+  return {.qkv = in.qkv_TC.as<T>(),
+          .qkv_stride = in.qkv_TC.row_stride,
+          .is_wide = is_wide(in.qkv_TC),
+          .scales = scales,
+          .start = staged(ctx, rows.start_S),
+          .num_key_heads = static_cast<int>(in.num_key_heads),
+          .num_value_heads = static_cast<int>(in.num_value_heads),
+          .key_dim = static_cast<int>(in.key_dim),
+          .value_dim = static_cast<int>(in.value_dim)};
+}
+
+}  // namespace prl::ops::cuda

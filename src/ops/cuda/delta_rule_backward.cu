@@ -1,0 +1,409 @@
+#include <algorithm>
+
+#include "ops/cuda/bodies.hpp"
+#include "ops/cuda/delta_rule.cuh"
+
+// The gradient of the rule, in windows of kRuleWindow tokens from the last to the first. The states before each window are computed first,
+// by the kernel of the forward pass. In a window a block computes the states again twice: once to keep that before every kSubTokens tokens
+// in memory, and for each such few tokens, from the last to the first, once more to keep all of them in shared memory, where the way back
+// finds them. What blocks have of the gradients of queries, keys and gates is added up by a second kernel, over tiles of columns and value
+// heads in order. A sequence that begins before a window hands the gradient of its state on to the next one.
+
+namespace prl::ops::cuda {
+namespace {
+
+constexpr int kSumBlock = 256;
+
+/// Tokens whose states a block keeps in shared memory.
+template <int kRows>
+constexpr int kSubTokens = kRows > 32 ? 4 : 8;
+
+template <typename T>
+struct WindowArgs {
+  RuleInputs<T> in;
+  const T* dout;
+  T* dqkv;
+  std::int64_t dout_stride, dqkv_stride;
+  const float* checkpoints;
+  std::int64_t first, last;  ///< tokens of the window
+  int first_sequence;
+  float* states;            ///< before every few tokens, as registers lie
+  const float* carried_in;  ///< gradient of the state behind the window, [N, K, D]
+  float* carried_out;
+  float *key_parts, *gate_parts;  ///< [tokens of the window, N, tiles, 2, K] and [tokens, N, tiles, 2]
+};
+
+template <int kRows>
+struct WindowShared {
+  static constexpr int kTokens = kSubTokens<kRows>, kKeys = kRuleLanes * kRows;
+  float4 states[kTokens][kRows / 4][kRuleThreads];
+  RulePiece<kRows, kTokens> pieces[2];
+  float keys[kTokens][2][kRuleWarps][kKeys];
+  float deltas[kTokens][2][kRuleCols], dv[kTokens][kRuleCols];
+  float gates[kTokens][2][kRuleWarps];
+};
+
+/// Two lanes change places: one keeps the sums of the first kHalf of 2 kHalf numbers, the other those of the rest. Gives its first.
+template <int kHalf, int kRows>
+__device__ __forceinline__ int share_sums(float (&v)[kRows], const RuleThread& me, int distance) {
+  const bool is_upper = (me.lane & distance) != 0;
+#pragma unroll
+  for (int i = 0; i < kHalf; ++i) {
+    const float sent = is_upper ? v[i] : v[i + kHalf], own = is_upper ? v[i + kHalf] : v[i];
+    v[i] = own + __shfl_xor_sync(kFullWarp, sent, distance);
+  }
+  return is_upper ? kHalf : 0;
+}
+/// Sums over the eight columns of a warp, of which each lane writes those of an eighth of its rows.
+template <int kRows>
+__device__ __forceinline__ void sum_over_columns(float (&v)[kRows], float* to, const RuleThread& me) {
+  static_assert(kColsOfWarp == 8);
+  int own = share_sums<kRows / 2>(v, me, 16);  // one after the other: each halves what the one before has left
+  own += share_sums<kRows / 4>(v, me, 8);
+  own += share_sums<kRows / 8>(v, me, 4);
+#pragma unroll
+  for (int i = 0; i < kRows / 8; ++i) to[me.row(own + i)] = v[i];
+}
+
+/// `here` tokens forward from `state`: P of each, and what is needed on the way back; parts of the gradient of queries.
+template <int kRows>
+__device__ __forceinline__ void forward_again(WindowShared<kRows>& shared, int side, int here, float (&state)[kRows],
+                                              const RuleThread& me) {
+  const auto& piece = shared.pieces[side];
+#pragma unroll 1
+  for (int t = 0; t < here; ++t) {
+    const float r = decay_column(state, piece.k[t], me.part, piece.decay[t]);
+#pragma unroll
+    for (int i = 0; i < kRows; i += 4)
+      shared.states[t][i / 4][threadIdx.x] = make_float4(state[i], state[i + 1], state[i + 2], state[i + 3]);
+    const float e = piece.v[t][me.col] - r, d = piece.beta[t] * e;
+    if (me.part == 0) shared.deltas[t][0][me.col] = d, shared.deltas[t][1][me.col] = e;
+    add_to_column(state, piece.k[t], me.part, d);
+    float dq[kRows];
+    const float g = piece.dout[t][me.col];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) dq[i] = state[i] * g;
+    sum_over_columns(dq, shared.keys[t][0][me.warp], me);
+  }
+  __syncwarp();
+}
+
+/// The same tokens back: `dstate` is the gradient of the state behind them, then that before them.
+template <int kRows>
+__device__ __forceinline__ void backward_again(WindowShared<kRows>& shared, int side, int here, float (&dstate)[kRows],
+                                               const RuleThread& me) {
+  const auto& piece = shared.pieces[side];
+#pragma unroll 1
+  for (int t = here - 1; t >= 0; --t) {
+    const float d = shared.deltas[t][0][me.col], e = shared.deltas[t][1][me.col], decay = piece.decay[t];
+    add_to_column(dstate, piece.q[t], me.part, piece.dout[t][me.col]);
+    const float dd = column_dot(dstate, piece.k[t], me.part), dv = piece.beta[t] * dd;
+    if (me.part == 0) shared.dv[t][me.col] = dv;
+    float dk[kRows], dlog[4] = {};
+#pragma unroll
+    for (int i = 0; i < kRows; i += 4) {
+      const float4 k4 = *reinterpret_cast<const float4*>(piece.k[t] + i * kRuleLanes + 4 * me.part),
+                   p4 = shared.states[t][i / 4][threadIdx.x];
+      const float k[4] = {k4.x, k4.y, k4.z, k4.w}, p[4] = {p4.x, p4.y, p4.z, p4.w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float ds = dstate[i + j], dp = fmaf(k[j], -dv, ds);
+        dk[i + j] = fmaf(p[j], -dv, ds * d);
+        dlog[j] = fmaf(dp, p[j], dlog[j]);
+        dstate[i + j] = decay * dp;
+      }
+    }
+    sum_over_columns(dk, shared.keys[t][1][me.warp], me);
+    const float dlog_decay = warp_sum(pair_sum(dlog));
+    float dbeta = dd * e;  // the same in the four lanes of a column
+#pragma unroll
+    for (int distance = kWarp / 2; distance >= kRuleLanes; distance /= 2) dbeta += __shfl_xor_sync(kFullWarp, dbeta, distance);
+    if (me.lane == 0) shared.gates[t][0][me.warp] = dbeta, shared.gates[t][1][me.warp] = dlog_decay;
+  }
+}
+
+/// What the block has of `here` tokens from `first` on, to memory.
+template <typename T, int kRows>
+__device__ __forceinline__ void write_parts(const WindowArgs<T>& a, const WindowShared<kRows>& shared, std::int64_t first, int here, int n,
+                                            int tile) {
+  const int K = a.in.key_dim, D = a.in.value_dim, N = a.in.num_value_heads, num_tiles = static_cast<int>(gridDim.x);
+  const auto part_of = [&](int t) { return ((first - a.first + t) * N + n) * num_tiles + tile; };
+  for (int i = static_cast<int>(threadIdx.x); i < here * 2 * K; i += kRuleThreads) {
+    const int t = i / (2 * K), which = i / K % 2, row = i % K;
+    float sum = shared.keys[t][which][0][row];
+#pragma unroll
+    for (int w = 1; w < kRuleWarps; ++w) sum += shared.keys[t][which][w][row];
+    a.key_parts[part_of(t) * 2 * K + which * K + row] = sum;
+  }
+  for (int i = static_cast<int>(threadIdx.x); i < here * kRuleCols; i += kRuleThreads) {
+    const int t = i / kRuleCols, c = tile * kRuleCols + i % kRuleCols;
+    if (c < D) a.dqkv[(first + t) * a.dqkv_stride + a.in.v_column(n) + c] = from_float<T>(shared.dv[t][i % kRuleCols]);
+  }
+  if (const int i = static_cast<int>(threadIdx.x); i < 2 * here) {
+    const float* of_warps = shared.gates[i / 2][i % 2];
+    float sum = of_warps[0];
+#pragma unroll
+    for (int w = 1; w < kRuleWarps; ++w) sum += of_warps[w];
+    a.gate_parts[part_of(i / 2) * 2 + i % 2] = sum;
+  }
+}
+
+template <typename T, int kRows>
+__global__ void __launch_bounds__(kRuleThreads, 1) rule_window_kernel(const WindowArgs<T> a) {
+  constexpr int kTokens = kSubTokens<kRows>;
+  extern __shared__ __align__(16) char memory[];
+  auto& shared = *reinterpret_cast<WindowShared<kRows>*>(memory);
+  const RuleThread me;
+  const int s = a.first_sequence + static_cast<int>(blockIdx.z), n = static_cast<int>(blockIdx.y), tile = static_cast<int>(blockIdx.x);
+  const int K = a.in.key_dim, D = a.in.value_dim, N = a.in.num_value_heads, col = tile * kRuleCols + me.col;
+  const std::int64_t start = a.in.start[s], end = a.in.start[s + 1], state_size = static_cast<std::int64_t>(K) * D;
+  const std::int64_t first = max(start, a.first), count = min(end, a.last) - first;
+  if (count <= 0) return;
+  const int num_subs = static_cast<int>((count + kTokens - 1) / kTokens);
+  const auto size_of_sub = [&](int j) { return static_cast<int>(min(static_cast<std::int64_t>(kTokens), count - j * kTokens)); };
+  RuleReader<T, kRows, kTokens, true> next;
+  const auto ask = [&](int j) {
+    next.read(a.in, a.dout, a.dout_stride, n, tile * kRuleCols, first + static_cast<std::int64_t>(j) * kTokens, size_of_sub(j));
+  };
+  // Of sub j > 0. Those of one sequence follow those of the sequences before it.
+  float4* const kept = reinterpret_cast<float4*>(a.states) + threadIdx.x;
+  const auto kept_at = [&](int j, int i) -> float4& {
+    const std::int64_t slot = (first - a.first) / kTokens + j - 1;
+    return kept[((slot * N + n) * gridDim.x + tile) * (kRows / 4) * kRuleThreads + i / 4 * kRuleThreads];
+  };
+  float state[kRows] = {};
+  const auto load_first = [&] {
+    if (first > start)
+      load_column(state, a.checkpoints + (first / kRuleWindow * N + n) * state_size, me, col, K, D);
+    else
+#pragma unroll
+      for (float& v : state) v = 0.0f;
+  };
+  load_first();
+  ask(0);
+  next.write(shared.pieces[0]);
+  __syncthreads();
+#pragma unroll 1
+  for (int j = 0; j + 1 < num_subs; ++j) {
+    ask(j + 1);
+    const auto& piece = shared.pieces[j % 2];
+#pragma unroll 1
+    for (int t = 0; t < kTokens; ++t) {
+      const float r = decay_column(state, piece.k[t], me.part, piece.decay[t]);
+      add_to_column(state, piece.k[t], me.part, piece.beta[t] * (piece.v[t][me.col] - r));
+    }
+#pragma unroll
+    for (int i = 0; i < kRows; i += 4) kept_at(j + 1, i) = make_float4(state[i], state[i + 1], state[i + 2], state[i + 3]);
+    next.write(shared.pieces[1 - j % 2]);
+    __syncthreads();
+  }
+  float dstate[kRows] = {};
+  if (end > a.last) load_column(dstate, a.carried_in + n * state_size, me, col, K, D);
+#pragma unroll 1
+  for (int j = num_subs - 1; j >= 0; --j) {
+    const int here = size_of_sub(j);
+    if (j > 0) {
+#pragma unroll
+      for (int i = 0; i < kRows; i += 4) {
+        const float4 v = kept_at(j, i);
+        state[i] = v.x, state[i + 1] = v.y, state[i + 2] = v.z, state[i + 3] = v.w;
+      }
+    } else {
+      load_first();
+    }
+    forward_again(shared, j % 2, here, state, me);
+    if (j > 0) ask(j - 1);
+    backward_again(shared, j % 2, here, dstate, me);
+    __syncthreads();
+    write_parts(a, shared, first + static_cast<std::int64_t>(j) * kTokens, here, n, tile);
+    if (j > 0) next.write(shared.pieces[1 - j % 2]);
+    __syncthreads();
+  }
+  if (first > start) store_column(a.carried_out + n * state_size, dstate, me, col, K, D);
+}
+
+template <typename T>
+struct SumArgs {
+  T *dqkv, *db, *da;
+  const T *qkv, *b, *a;
+  RuleScales scales;
+  const float *rate, *bias, *key_parts, *gate_parts;
+  float* parameter_parts;  ///< [T, N, 2]
+  std::int64_t dqkv_stride, db_stride, da_stride, qkv_stride, b_stride, a_stride, first;
+  int num_key_heads, group, key_dim, num_tiles;
+  float query_scale;
+};
+
+/// One block per token of the window and key head, a thread per element of the key: tiles and value heads in order, then the chain rule.
+template <typename T>
+__global__ void __launch_bounds__(kSumBlock) rule_sum_kernel(const SumArgs<T> g) {
+  __shared__ float scratch[kSumBlock / kWarp];
+  const std::int64_t t = blockIdx.x, token = g.first + t;
+  const int m = static_cast<int>(blockIdx.y), i = static_cast<int>(threadIdx.x), N = g.num_key_heads * g.group;
+  const int parts = g.group * g.num_tiles;
+  const std::int64_t first_part = (t * N + m * g.group) * g.num_tiles;
+  for (int side = 0; side < 2; ++side) {
+    const std::int64_t column = (side * g.num_key_heads + m) * g.key_dim + i;
+    float d = 0.0f, x = 0.0f;
+    if (i < g.key_dim) {
+      for (int p = 0; p < parts; ++p) d += g.key_parts[((first_part + p) * 2 + side) * g.key_dim + i];
+      x = to_float(g.qkv[token * g.qkv_stride + column]);
+    }
+    const float dot = block_sum(d * x, scratch);
+    // Of queries, whose scale has 1 / sqrt(K) in it, the length's inverse is what is left without it.
+    const float scale = (side == 0 ? g.scales.q_TM : g.scales.k_TM)[token * g.num_key_heads + m];
+    const float inverse_length = side == 0 ? scale / g.query_scale : scale;
+    if (i < g.key_dim) g.dqkv[token * g.dqkv_stride + column] = from_float<T>(fmaf(-dot * inverse_length * inverse_length, x, d) * scale);
+  }
+  for (int h = i; h < g.group; h += static_cast<int>(blockDim.x)) {
+    const int n = m * g.group + h;
+    float dbeta = 0.0f, dlog = 0.0f;
+    for (int p = 0; p < g.num_tiles; ++p) {
+      const float* part = g.gate_parts + (first_part + h * g.num_tiles + p) * 2;
+      dbeta += part[0], dlog += part[1];
+    }
+    const float beta = g.scales.beta_TN[token * N + n], x = to_float(g.a[token * g.a_stride + n]) + g.bias[n], rate = -expf(g.rate[n]);
+    const float dx = dlog * rate * (1.0f / (1.0f + expf(-x)));
+    g.db[token * g.db_stride + n] = from_float<T>(dbeta * (beta * (1.0f - beta)));
+    g.da[token * g.da_stride + n] = from_float<T>(dx);
+    g.parameter_parts[(token * N + n) * 2] = dlog * rate * (x > 20.0f ? x : log1pf(expf(x)));
+    g.parameter_parts[(token * N + n) * 2 + 1] = dx;
+  }
+}
+
+/// One block per value head: sequence by sequence.
+__global__ void __launch_bounds__(kSumBlock)
+    rule_parameters_kernel(float* drate, float* dbias, const float* parts, const std::int32_t* start, int num_sequences) {
+  __shared__ float scratch[kSumBlock / kWarp];
+  const int n = static_cast<int>(blockIdx.x), N = static_cast<int>(gridDim.x);
+  for (int which = 0; which < 2; ++which) {
+    float total = 0.0f;
+    for (int s = 0; s < num_sequences; ++s) {
+      float sum = 0.0f;
+      for (std::int64_t t = start[s] + static_cast<std::int64_t>(threadIdx.x); t < start[s + 1]; t += kSumBlock)
+        sum += parts[(t * N + n) * 2 + which];
+      total += block_sum(sum, scratch);
+    }
+    if (threadIdx.x == 0) (which == 0 ? drate : dbias)[n] += total;
+  }
+}
+
+/// The workspace of a call.
+struct RuleMemory {
+  RuleScales scales;
+  float *checkpoints, *states, *carried[2], *key_parts, *gate_parts, *parameter_parts;
+  RuleMemory(Carver& c, const DeltaRule& in) {
+    const std::int64_t T = in.qkv_TC.shape[0], N = in.num_value_heads, K = in.key_dim, D = in.value_dim, tiles = ceil_div(D, kRuleCols);
+    const std::int64_t window = std::min(T, kRuleWindow);
+    scales = take_rule_scales(c, in);
+    checkpoints = c.take<float>(ceil_div(T, kRuleWindow) * N * K * D);
+    with_rows(K, [&](auto rows) {
+      constexpr int kRows = decltype(rows)::value;
+      states = c.take<float>(ceil_div(window, kSubTokens<kRows>) * N * tiles * kRows * kRuleThreads);
+    });
+    for (float*& p : carried) p = c.take<float>(N * K * D);
+    key_parts = c.take<float>(window * N * tiles * 2 * K);
+    gate_parts = c.take<float>(window * N * tiles * 2);
+    parameter_parts = c.take<float>(T * N * 2);
+  }
+};
+
+template <typename T>
+void launch_window(OpContext& ctx, const WindowArgs<T>& a, const DeltaRule& in, std::int64_t num_sequences) {
+  const dim3 grid(static_cast<unsigned>(ceil_div(in.value_dim, kRuleCols)), static_cast<unsigned>(in.num_value_heads),
+                  static_cast<unsigned>(num_sequences));
+  with_rows(in.key_dim, [&](auto rows) {
+    constexpr int kRows = decltype(rows)::value;
+    const auto kernel = rule_window_kernel<T, kRows>;
+    constexpr int kBytes = sizeof(WindowShared<kRows>);
+    PRL_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+    kernel<<<grid, kRuleThreads, kBytes, stream_of(ctx)>>>(a);
+  });
+  PRL_CUDA_CHECK(cudaGetLastError());
+}
+
+template <typename T>
+void launch_sum(OpContext& ctx, const RuleMemory& memory, const DeltaRuleGrads& grads, const DeltaRule& in, std::int64_t first,
+                std::int64_t count) {
+  const SumArgs<T> a{.dqkv = grads.dqkv_TC.as<T>(),
+                     .db = grads.db_TN.as<T>(),
+                     .da = grads.da_TN.as<T>(),
+                     .qkv = in.qkv_TC.as<T>(),
+                     .b = in.b_TN.as<T>(),
+                     .a = in.a_TN.as<T>(),
+                     .scales = memory.scales,
+                     .rate = in.decay_rate_N.as<float>(),
+                     .bias = in.decay_bias_N.as<float>(),
+                     .key_parts = memory.key_parts,
+                     .gate_parts = memory.gate_parts,
+                     .parameter_parts = memory.parameter_parts,
+                     .dqkv_stride = grads.dqkv_TC.row_stride,
+                     .db_stride = grads.db_TN.row_stride,
+                     .da_stride = grads.da_TN.row_stride,
+                     .qkv_stride = in.qkv_TC.row_stride,
+                     .b_stride = in.b_TN.row_stride,
+                     .a_stride = in.a_TN.row_stride,
+                     .first = first,
+                     .num_key_heads = static_cast<int>(in.num_key_heads),
+                     .group = static_cast<int>(in.num_value_heads / in.num_key_heads),
+                     .key_dim = static_cast<int>(in.key_dim),
+                     .num_tiles = static_cast<int>(ceil_div(in.value_dim, kRuleCols)),
+                     .query_scale = 1.0f / std::sqrt(static_cast<float>(in.key_dim))};
+  const auto threads = static_cast<unsigned>(round_up(in.key_dim, kWarp));
+  const dim3 grid(static_cast<unsigned>(count), static_cast<unsigned>(in.num_key_heads));
+  rule_sum_kernel<T><<<grid, threads, 0, stream_of(ctx)>>>(a);
+  PRL_CUDA_CHECK(cudaGetLastError());
+}
+
+/// Sequences with tokens in [first, last): the index of the first, and how many up to the last of them.
+std::pair<std::int64_t, std::int64_t> sequences_in(const StateRows& rows, std::int64_t first, std::int64_t last) {
+  const auto behind = [&](std::int64_t token) {
+    return std::upper_bound(rows.start_S.begin(), rows.start_S.end(), static_cast<std::int32_t>(token)) - rows.start_S.begin();
+  };
+  const std::int64_t begin = behind(first) - 1;
+  return {begin, behind(last - 1) - begin};
+}
+
+}  // namespace
+
+void delta_rule_backward(OpContext& ctx, const DeltaRuleGrads& grads, ConstTensorView dout_TV, const DeltaRule& in, const StateRows& rows) {
+  Carver count(nullptr);
+  RuleMemory(count, in);
+  Carver carve(ctx.workspace->require(count.used()));
+  const RuleMemory memory(carve, in);
+  const std::int64_t num_tokens = in.qkv_TC.shape[0];
+  write_rule_scales(ctx, memory.scales, in);
+  if (num_tokens > kRuleWindow) write_rule_checkpoints(ctx, memory.checkpoints, memory.scales, in, rows);
+  with_type(in.qkv_TC.dtype, [&](auto t) {
+    using T = decltype(t);
+    const RuleInputs<T> inputs = rule_inputs<T>(ctx, memory.scales, in, rows);
+    for (std::int64_t w = ceil_div(num_tokens, kRuleWindow) - 1; w >= 0; --w) {
+      const std::int64_t first = w * kRuleWindow, last = std::min(num_tokens, first + kRuleWindow);
+      const auto [sequence, num_sequences] = sequences_in(rows, first, last);
+      launch_window<T>(ctx,
+                       {.in = inputs,
+                        .dout = dout_TV.as<T>(),
+                        .dqkv = grads.dqkv_TC.as<T>(),
+                        .dout_stride = dout_TV.row_stride,
+                        .dqkv_stride = grads.dqkv_TC.row_stride,
+                        .checkpoints = memory.checkpoints,
+                        .first = first,
+                        .last = last,
+                        .first_sequence = static_cast<int>(sequence),
+                        .states = memory.states,
+                        .carried_in = memory.carried[(w + 1) % 2],
+                        .carried_out = memory.carried[w % 2],
+                        .key_parts = memory.key_parts,
+                        .gate_parts = memory.gate_parts},
+                       in, num_sequences);
+      launch_sum<T>(ctx, memory, grads, in, first, last - first);
+    }
+  });
+  if (grads.ddecay_rate_N.data == nullptr) return;
+  rule_parameters_kernel<<<static_cast<unsigned>(in.num_value_heads), kSumBlock, 0, stream_of(ctx)>>>(
+      grads.ddecay_rate_N.as<float>(), grads.ddecay_bias_N.as<float>(), memory.parameter_parts, staged(ctx, rows.start_S),
+      static_cast<int>(rows.start_S.size()) - 1);
+  PRL_CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace prl::ops::cuda
