@@ -26,7 +26,7 @@ Ints starts_of(const Ints& lengths) {
 
 /// Inputs as numbers, each of which a test may move.
 using Numbers = std::vector<std::vector<double>>;
-std::vector<double> doubles(const Tensor& t) {
+std::vector<double> numbers_in(const Tensor& t) {
   const std::vector<float> v = values(t);
   return {v.begin(), v.end()};
 }
@@ -80,11 +80,11 @@ TEST_P(DeltaRuleTest, ConvolutionFollowsItsDefinition) {
       const TensorView x = wide.view().columns(11, C);
       causal_conv(s.ctx, y, x, weight, {}, {.start_S = starts});
       causal_conv_backward(s.ctx, dx, dweight, dy, x, weight, {.start_S = starts});
-      Numbers inputs = {{}, doubles(weight)};
+      Numbers inputs = {{}, numbers_in(weight)};
       for (std::int64_t t = 0; t < T; ++t)
         for (std::int64_t c = 0; c < C; ++c) inputs[0].push_back(static_cast<double>(get(wide, t * (C + 11) + 11 + c)));
       EXPECT_LT(worst_error(values(y), conv_of(inputs[0], inputs[1], starts, C, W), 1.0), tolerance(dtype(), 2e-6)) << W << ", " << C;
-      const auto loss = [&](const Numbers& in) { return weighted_sum(conv_of(in[0], in[1], starts, C, W), doubles(dy)); };
+      const auto loss = [&](const Numbers& in) { return weighted_sum(conv_of(in[0], in[1], starts, C, W), numbers_in(dy)); };
       expect_slopes(dx, inputs, 0, C == 1 ? 1 : 211, tolerance(dtype(), 1e-5), loss, "dx");
       for (std::int64_t i = 0; i < C * W; ++i) dweight.as<float>()[i] -= 0.5f;  // it was added to
       expect_slopes(dweight, inputs, 1, C == 1 ? 1 : 53, 1e-4, loss, "dweight");
@@ -211,7 +211,7 @@ struct Rule {
             .key_dim = K,
             .value_dim = D};
   }
-  Numbers numbers() const { return {doubles(qkv), doubles(b), doubles(a), doubles(rate), doubles(bias)}; }
+  Numbers numbers() const { return {numbers_in(qkv), numbers_in(b), numbers_in(a), numbers_in(rate), numbers_in(bias)}; }
 };
 
 /// The definition.
@@ -308,7 +308,7 @@ TEST_P(DeltaRuleTest, GradientsOfTheRuleAreItsSlopes) {
     RuleGrads grads(s, rule);
     delta_rule_backward(s.ctx, grads.views(), dout, rule.in(), {.start_S = starts});
     const Numbers inputs = rule.numbers();
-    const std::vector<double> weights = doubles(dout);
+    const std::vector<double> weights = numbers_in(dout);
     const auto loss = [&](const Numbers& in) { return weighted_sum(rule_of(in, c, starts), weights); };
     const std::size_t steps[] = {c.lengths.size() == 1 ? 1u : 1009u, 17, 13, 1, 1};
     for (std::size_t i = 0; i < inputs.size(); ++i)
@@ -367,9 +367,9 @@ TEST_P(DeltaRuleTest, GatedNormFollowsItsDefinition) {
            dw = s.filled({D}, DType::kF32, 0.0f);
     gated_head_norm(s.ctx, y, x, gate, w, 1e-6f);
     gated_head_norm_backward(s.ctx, dx, dgate, dw, dy, x, gate, w, 1e-6f);
-    const Numbers inputs = {doubles(x), doubles(gate), doubles(w)};
+    const Numbers inputs = {numbers_in(x), numbers_in(gate), numbers_in(w)};
     EXPECT_LT(worst_error(values(y), gated_norm_of(inputs, D), 1.0), tolerance(dtype(), 3e-6)) << D;
-    const std::vector<double> weights = doubles(dy);
+    const std::vector<double> weights = numbers_in(dy);
     const auto loss = [&](const Numbers& in) { return weighted_sum(gated_norm_of(in, D), weights); };
     const std::size_t step = static_cast<std::size_t>(T * V / 40 + 1);
     expect_slopes(dx, inputs, 0, step, tolerance(dtype(), 2e-5), loss, "dx");
