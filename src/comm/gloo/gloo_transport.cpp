@@ -8,12 +8,15 @@
 #include <gloo/transport/device.h>
 #include <gloo/transport/tcp/device.h>
 #include <gloo/transport/unbound_buffer.h>
+#include <sched.h>
 #include <signal.h>
 
 #include <algorithm>
+#include <future>
 #include <map>
 #include <mutex>
 #include <set>
+#include <string>
 #endif
 
 namespace prl::comm {
@@ -29,6 +32,19 @@ void ignore_sigpipe() {
     struct sigaction current {};
     if (::sigaction(SIGPIPE, nullptr, &current) == 0 && current.sa_handler == SIG_DFL) (void)::signal(SIGPIPE, SIG_IGN);
   });
+}
+
+/// Gloo's thread of events asks again without a pause while another thread holds the lock of a connection. When it preempts that thread, as
+/// one does that is woken by a message, it takes the processor from what it waits for. So it runs as a thread of SCHED_BATCH, which
+/// preempts none; threads inherit this from the one that starts them.
+std::shared_ptr<gloo::transport::Device> make_device(const std::string& host) {
+  return std::async(std::launch::async,
+                    [&host] {
+                      const sched_param any{};
+                      (void)::sched_setscheduler(0, SCHED_BATCH, &any);  // where it may not, it only takes more time
+                      return gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr(host.c_str()));
+                    })
+      .get();
 }
 
 /// Gloo's addresses go through our store.
@@ -61,7 +77,7 @@ class GlooTransport final : public Transport {
   explicit GlooTransport(const CommOptions& options) {
     ignore_sigpipe();
     try {
-      auto device = gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr(options.host.c_str()));
+      auto device = make_device(options.host);
       context_ = std::make_shared<gloo::rendezvous::Context>(options.rank, options.size);
       context_->setTimeout(options.timeout);
       AddressBook book(options);
