@@ -81,18 +81,13 @@ def reads_configurations(file):
     return any(CONFIGURATION.match(name) or ((ROOT / "src" / name).exists() and reads_configurations(ROOT / "src" / name)) for name in included)
 
 
-def part_that_reads(source, number, marked):
-    """The source; of one that CMake joined from others, what is left of it without those that read no configuration. None: nothing is."""
+def readers(source):
+    """Of a source, or of those that CMake joined to it, the files that read a configuration."""
     source = pathlib.Path(source)
-    if source.suffix != ".cxx":
-        return source if reads_configurations(source) else None
-    lines = [line for line in source.read_text().splitlines() if line.startswith("#include")]
-    kept = [line for line in lines if reads_configurations(pathlib.Path(line.split('"')[1]))]
-    if not kept:
-        return None
-    part = marked / f"part_{number}.cxx"
-    part.write_text("\n".join(kept) + "\n")
-    return part
+    files = [source]
+    if source.suffix == ".cxx":
+        files = [pathlib.Path(line.split('"')[1]) for line in source.read_text().splitlines() if line.startswith("#include")]
+    return [file for file in files if reads_configurations(file)]
 
 
 def commands(build, marked):
@@ -103,21 +98,28 @@ def commands(build, marked):
             modules.add(file.relative_to(ROOT / "src").parts[0])
     modules.discard("config")
     wanted = re.compile(r"/prl_(%s)\.dir/|/prl\.dir/" % "|".join(sorted(modules)))
-    found = []
+    of_target = {}  # target -> (one of its commands, the place of the source in it, its directory, all that reads a configuration)
     config_command = None
     for entry in json.loads((build / "compile_commands.json").read_text()):
         words = shlex.split(entry["command"])
         if words and os.path.basename(words[0]) == "ccache":
             words = words[1:]
         output = words[words.index("-o") + 1]
+        target = re.search(r"[^/]+\.dir/", output)
         if "/prl_config.dir/" in "/" + output:
             config_command = (words, entry["directory"])
         elif wanted.search("/" + output) and entry["file"].endswith((".cpp", ".cxx")) and "cmake_pch" not in entry["file"]:
-            part = part_that_reads(entry["file"], len(found), marked)
-            if part is not None:
-                found.append(([str(part) if word == entry["file"] else word for word in words], entry["directory"]))
-    if config_command is None or not found:
+            files = readers(entry["file"])
+            if files:
+                of_target.setdefault(target[0], (words, words.index(entry["file"]), entry["directory"], []))[3].extend(files)
+    if config_command is None or not of_target:
         sys.exit(f"config keys: {build}/compile_commands.json has no commands of src/config and its users; run cmake --preset release")
+    found = []
+    for words, place, directory, files in sorted(of_target.values(), key=lambda of: -len(of[3])):
+        # Templates that all files of a module use are instantiated once.
+        joined = marked / f"part_{len(found)}.cxx"
+        joined.write_text("".join(f'#include "{file}"\n' for file in files))
+        found.append((words[:place] + [str(joined)] + words[place + 1:], directory))
     words, directory = config_command
     found.append((words[: words.index("-c") + 1] + [str(ROOT / "src/config/cli.cpp"), "-o", "unused"], directory))
     return [(check_only(words, marked), directory) for words, directory in found]

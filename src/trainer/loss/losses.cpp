@@ -9,8 +9,6 @@ namespace prl::trainer {
 
 namespace {
 
-using namespace config;
-
 // Fixed by the published form of the distillation loss; no configuration key exists for them.
 constexpr double kRefMask = 0.2;
 constexpr double kRefKlTau = 1e-3;
@@ -35,7 +33,7 @@ struct TrustRegionMetrics {
   SafeMean masked_kl, unmasked_kl, is_masked, is_masked_low, is_masked_high, positive, negative;
 };
 
-double loss_of(const DefaultLossConfig& c, const TokenStreams& s, std::span<double> dlogp, MetricPool& metrics) {
+double loss_of(const config::DefaultLossConfig& c, const TokenStreams& s, std::span<double> dlogp, MetricPool& metrics) {
   double sum = 0;
   TrustRegionMetrics t;
   for (std::size_t i = 1; i < s.size(); ++i) {
@@ -66,7 +64,7 @@ double loss_of(const DefaultLossConfig& c, const TokenStreams& s, std::span<doub
   return sum;
 }
 
-double loss_of(const IpoLossConfig& c, const TokenStreams& s, std::span<double> dlogp, MetricPool& metrics) {
+double loss_of(const config::IpoLossConfig& c, const TokenStreams& s, std::span<double> dlogp, MetricPool& metrics) {
   double sum = 0;
   TrustRegionMetrics t;
   for (std::size_t i = 1; i < s.size(); ++i) {
@@ -105,27 +103,27 @@ double clipped_ratio_loss(double clip_ratio, double adv_tau, double kl_tau, cons
   return sum;
 }
 
-double loss_of(const GrpoLossConfig& c, const TokenStreams& s, std::span<double> dlogp, MetricPool& m) {
+double loss_of(const config::GrpoLossConfig& c, const TokenStreams& s, std::span<double> dlogp, MetricPool& m) {
   return clipped_ratio_loss(c.clip_ratio, c.adv_tau, c.kl_tau, s, dlogp, m);
 }
-double loss_of(const OpoLossConfig& c, const TokenStreams& s, std::span<double> dlogp, MetricPool& m) {
+double loss_of(const config::OpoLossConfig& c, const TokenStreams& s, std::span<double> dlogp, MetricPool& m) {
   return clipped_ratio_loss(c.clip_ratio, c.adv_tau, c.kl_tau, s, dlogp, m);
 }
-double loss_of(const RlooLossConfig& c, const TokenStreams& s, std::span<double> dlogp, MetricPool& m) {
+double loss_of(const config::RlooLossConfig& c, const TokenStreams& s, std::span<double> dlogp, MetricPool& m) {
   return clipped_ratio_loss(c.clip_ratio, c.adv_tau, c.kl_tau, s, dlogp, m);
 }
-double loss_of(const AipoLossConfig& c, const TokenStreams& s, std::span<double> dlogp, MetricPool& m) {
+double loss_of(const config::AipoLossConfig& c, const TokenStreams& s, std::span<double> dlogp, MetricPool& m) {
   return clipped_ratio_loss(c.clip_ratio, c.adv_tau, 0.0, s, dlogp, m);
 }
 
-double loss_of(const GspoLossConfig& c, const TokenStreams& s, std::span<double> dlogp, MetricPool& metrics) {
+double loss_of(const config::GspoLossConfig& c, const TokenStreams& s, std::span<double> dlogp, MetricPool& metrics) {
   SafeMean mean_rho;
   for (std::size_t i = 1; i < s.size(); ++i) mean_rho.add(s.log_ratio(i), s.in_rl(i));
   const double sequence_rho = mean_rho.value();
   // Per token the value is stopgrad(sequence rho) with the gradient of lt, then clamp, exp and clamp: both clamps stop it.
   const double ratio = std::exp(std::min(sequence_rho, c.max_log_ratio));
   const bool is_clipped = sequence_rho > c.max_log_ratio || ratio > c.clip_ratio;
-  const double norm = c.normalization == RatioLevel::kSequence ? 1.0 / mean_rho.count : 1.0;
+  const double norm = c.normalization == config::RatioLevel::kSequence ? 1.0 / mean_rho.count : 1.0;
   double sum = 0;
   for (std::size_t i = 1; i < s.size(); ++i) {
     if (!s.in_rl(i)) continue;
@@ -139,7 +137,7 @@ double loss_of(const GspoLossConfig& c, const TokenStreams& s, std::span<double>
   return sum;
 }
 
-double loss_of(const CispoLossConfig& c, const TokenStreams& s, std::span<double> dlogp, MetricPool& metrics) {
+double loss_of(const config::CispoLossConfig& c, const TokenStreams& s, std::span<double> dlogp, MetricPool& metrics) {
   double sum = 0;
   SafeMean clipped;
   for (std::size_t i = 1; i < s.size(); ++i) {
@@ -155,7 +153,7 @@ double loss_of(const CispoLossConfig& c, const TokenStreams& s, std::span<double
   return sum;
 }
 
-double loss_of(const MaskedLossConfig& c, const TokenStreams& s, std::span<double> dlogp, MetricPool& metrics) {
+double loss_of(const config::MaskedLossConfig& c, const TokenStreams& s, std::span<double> dlogp, MetricPool& metrics) {
   SafeMean mean_rho, masked_kl, unmasked_kl;
   double min_ratio = 0, max_ratio = 0;
   for (std::size_t i = 1; i < s.size(); ++i) {
@@ -171,7 +169,7 @@ double loss_of(const MaskedLossConfig& c, const TokenStreams& s, std::span<doubl
   const bool is_geo_low = geo_ratio<c.geo_mask_low, is_geo_high = geo_ratio> c.geo_mask_high;
   const bool is_sequence_low = min_ratio<c.sequence_mask_low, is_sequence_high = max_ratio> c.sequence_mask_high;
   const bool is_sequence_dropped = is_geo_low || is_geo_high || is_sequence_low || is_sequence_high;
-  const bool is_sequence_type = c.ratio_type == RatioLevel::kSequence;
+  const bool is_sequence_type = c.ratio_type == config::RatioLevel::kSequence;
   const double norm = is_sequence_type ? 1.0 / mean_rho.count : 1.0;
   double sum = 0;
   for (std::size_t i = 1; i < s.size(); ++i) {
@@ -206,7 +204,7 @@ double loss_of(const MaskedLossConfig& c, const TokenStreams& s, std::span<doubl
   return sum;
 }
 
-double loss_of(const CustomLossConfig& c, const TokenStreams&, std::span<double>, MetricPool&) {
+double loss_of(const config::CustomLossConfig& c, const TokenStreams&, std::span<double>, MetricPool&) {
   fail(ErrorCode::kInternal, "[trainer.loss] the loss {} is of whole rows", c.import_path.value_or("custom"));
 }
 
@@ -219,10 +217,10 @@ bool has_rl(const TokenStreams& s) noexcept {
 }
 
 LossDivisor divisor_of(const config::LossConfig& loss) noexcept {
-  if (const auto* gspo = std::get_if<GspoLossConfig>(&loss))
-    return gspo->normalization == RatioLevel::kSequence ? LossDivisor::kSequences : LossDivisor::kTokens;
-  if (const auto* masked = std::get_if<MaskedLossConfig>(&loss))
-    return masked->ratio_type == RatioLevel::kSequence ? LossDivisor::kMicroBatches : LossDivisor::kTokens;
+  if (const auto* gspo = std::get_if<config::GspoLossConfig>(&loss))
+    return gspo->normalization == config::RatioLevel::kSequence ? LossDivisor::kSequences : LossDivisor::kTokens;
+  if (const auto* masked = std::get_if<config::MaskedLossConfig>(&loss))
+    return masked->ratio_type == config::RatioLevel::kSequence ? LossDivisor::kMicroBatches : LossDivisor::kTokens;
   return LossDivisor::kTokens;
 }
 
