@@ -270,6 +270,7 @@ TEST_P(ExactnessTest, GradientsAccumulateAndRepeat) {
 // start_grads() leaves what earlier steps wrote where a backward pass will overwrite it: the sums are those that start from zeros.
 TEST_P(ExactnessTest, StartedGradientsAreThoseOfZeroedOnes) {
   for (const bool is_tied : {true, false}) {
+    if (is_tied && GetParam().is_wide) continue;  // wide matrices are those of layers
     SmallModel model(GetParam().family, is_tied, 2, GetParam().is_wide);
     const WeightsPtr weights = model.weights(GetParam().compute);
     const Packed packed = random_packed(model.config.vocab_size, {30, 12}, 5);

@@ -40,7 +40,10 @@ class OffloadTest : public ::testing::TestWithParam<OffloadCase> {
     packed_ = random_packed(config_.vocab_size, {40, 3, 70, 130}, 5);
   }
   ops::OpContext& ctx() { return session_.context(); }
-  std::vector<std::vector<float>> step(TrainableModel& model) { return step_results(ctx(), *parameters_, weights_, packed_, model); }
+  std::vector<std::vector<float>> step(TrainableModel& model) { return step(model, packed_); }
+  std::vector<std::vector<float>> step(TrainableModel& model, const Packed& packed) {
+    return step_results(ctx(), *parameters_, weights_, packed, model);
+  }
 
   std::shared_ptr<DeviceRuntime> runtime_ = make_test_runtime();
   ops::OpSession session_{runtime_, 2};
@@ -53,8 +56,9 @@ class OffloadTest : public ::testing::TestWithParam<OffloadCase> {
 const std::vector<ActivationCheckpointing> kCheckpointings{{}, {1}, {2}, {3}, {1, {.norm = true}}, {2, {true, true, true}}};
 
 TEST_P(OffloadTest, ChangesNoBit) {
+  const Packed few = random_packed(config_.vocab_size, {20, 3, 41}, 5);  // how many tokens a copy has changes nothing about when it is made
   TrainableModel plain(ctx(), *parameters_, {});
-  const std::vector<std::vector<float>> wanted = step(plain);
+  const std::vector<std::vector<float>> wanted = step(plain, few);
 #ifdef PRL_TEST_CUDA
   const std::vector<std::shared_ptr<HostLink>> links{make_host_link(runtime_, true), make_host_link(runtime_, false)};
 #else
@@ -62,18 +66,18 @@ TEST_P(OffloadTest, ChangesNoBit) {
 #endif
   for (const ActivationCheckpointing& checkpointing : kCheckpointings)
     for (const int max_inflight : {1, 2, 20})
-      for (std::size_t link = 0; link < links.size(); ++link) {
+      for (std::size_t link = max_inflight == 2 ? 0 : 1; link < links.size(); ++link) {  // the second is the stricter one
         TrainableModel model(ctx(), *parameters_, checkpointing, {links[link], max_inflight});
         const std::string what =
             to_string(checkpointing) + ", " + std::to_string(max_inflight) + " in flight, link " + std::to_string(link);
-        EXPECT_TRUE(step(model) == wanted) << what;
-        EXPECT_TRUE(step(model) == wanted) << what << ", memory that is taken again";
+        EXPECT_TRUE(step(model, few) == wanted) << what;
+        EXPECT_TRUE(step(model, few) == wanted) << what << ", memory that is taken again";
         // A pass without a backward pass leaves copies in flight.
-        model.forward(weights_, packed_.batch(), packed_.targets, packed_.temperatures);
-        model.evaluate(weights_, packed_.batch(), packed_.targets, packed_.temperatures);
-        EXPECT_TRUE(step(model) == wanted) << what << ", after a forward pass alone";
+        model.forward(weights_, few.batch(), few.targets, few.temperatures);
+        model.evaluate(weights_, few.batch(), few.targets, few.temperatures);
+        EXPECT_TRUE(step(model, few) == wanted) << what << ", after a forward pass alone";
         model.fit_memory();
-        EXPECT_TRUE(step(model) == wanted) << what << ", fitted";
+        EXPECT_TRUE(step(model, few) == wanted) << what << ", fitted";
       }
 }
 

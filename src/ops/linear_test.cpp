@@ -113,6 +113,7 @@ TEST_P(LinearTest, WeightGradientIsCompleteBeforeItIsAdded) {
   Session s(kind());
   for (const std::int64_t T : {1, 5, 300, 1024, 1025, 2100})
     for (const auto& [N, K] : {std::pair<std::int64_t, std::int64_t>{20, 18}, {96, 72}, {300, 200}}) {
+      if (N == 300 && T > 300 && T != 1025) continue;  // to make inputs of this size takes the most time
       SCOPED_TRACE(fmt::format("{} tokens, {} x {}", T, N, K));
       const Tensor x = s.random({T, K}, dtype(), 1), dy = s.random({T, N}, dtype(), 2), before = s.random({N, K}, DType::kF32, 3, 100);
       Tensor sum = before.clone(), product = s.poisoned({N, K}, DType::kF32);

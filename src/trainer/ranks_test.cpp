@@ -307,6 +307,7 @@ TEST_P(Ranks, GatheredLayersGiveTheSameWeightsAndAreSavedResumedAndHealed) {
               std::vector<int>(2, 0));
     expect_same_weights(name("whole"), name("cut"), 2);
     expect_same_snapshot(name("whole"), name("cut"));
+    if ((compute == DType::kBF16) != (kind == Kind::kSft)) continue;  // a loss is met alike in either: one of them for each kind
     Rng rng(7, static_cast<std::uint64_t>(kind));
     for (int victim = 0; victim < 3; ++victim) {
       const TrainCase lost{.kind = kind,
