@@ -246,7 +246,8 @@ class Worker:
         try:
             async with self._load_lock:
                 loading.seed_everything(request.seed)
-                environment = await _in_thread(lambda: adapters.build(request))
+                with loading.without_collector():
+                    environment = await _in_thread(lambda: adapters.build(request))
                 await environment.open()
                 info = environment.info()
         finally:
