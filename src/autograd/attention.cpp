@@ -35,6 +35,27 @@ void heads_backward(ops::OpContext& ctx, Tape& tape, const AttentionParameter& p
                   });
 }
 
+struct Sinks {
+  ConstTensorView value_H;
+  TensorView gradient_H;
+};
+/// Adds the gradient of sinks, as a tree over blocks of tokens.
+void sinks_backward(ops::OpContext& ctx, Tape& tape, const Sinks& sinks, ConstTensorView dout_THD, ConstTensorView out_THD,
+                    ConstTensorView lse_TH, int num_blocks) {
+  if (sinks.gradient_H.data == nullptr) return;
+  const auto tokens = [](ConstTensorView view, std::int64_t begin, std::int64_t count) {
+    const Shape shape = view.shape;
+    const std::int64_t row = shape.num_elements() / shape[0];
+    const ConstTensorView part = view.reshaped({shape[0], row}).rows(begin, count);
+    return shape.num_dims() == 3 ? part.reshaped({count, shape[1], shape[2]}) : part;
+  };
+  sum_over_blocks(ctx, tape.arena(), {.outs = std::span(&sinks.gradient_H, 1)}, dout_THD.shape[0], num_blocks,
+                  [&](std::int64_t begin, std::int64_t count, std::span<const TensorView> to, bool) {
+                    ops::attention_sinks_backward(ctx, to[0], tokens(dout_THD, begin, count), tokens(out_THD, begin, count),
+                                                  tokens(lse_TH, begin, count), sinks.value_H);
+                  });
+}
+
 /// Columns of a matrix that lie apart, each part of them in contiguous memory of its own: parts_CTE[c] = columns of part c. Part c has,
 /// one after another, the c-th share of each of the groups of columns that `widths` names.
 class ColumnParts {
@@ -109,7 +130,11 @@ void shared_attention(Frame& frame, const SharedAttention& a) {
   const auto groups_of = [=](TensorView qk, TensorView qkv) {
     return std::vector<TensorView>{qk.columns(0, Q), qk.columns(Q, K), qkv.columns(Q + K, K)};
   };
-  const auto args_of = [=, cu_seqlens = a.index.cu_seqlens, scale = a.scale, window = p.window](TensorView mine) {
+  // Of this rank's heads.
+  const auto own = [=, rank = ranks.rank()](auto sinks_H) {
+    return sinks_H.data != nullptr ? sinks_H.reshaped({size, heads}).rows(rank, 1).reshaped({heads}) : sinks_H;
+  };
+  const auto args_of = [=, cu_seqlens = a.index.cu_seqlens, scale = a.scale, window = p.window, sinks = own(p.sinks_H)](TensorView mine) {
     return ops::VarlenAttention{heads_of(mine, 0, heads, D),
                                 heads_of(mine, heads * D, kv_heads, D),
                                 heads_of(mine, (heads + kv_heads) * D, kv_heads, D),
@@ -118,7 +143,8 @@ void shared_attention(Frame& frame, const SharedAttention& a) {
                                 E,
                                 cu_seqlens,
                                 scale,
-                                window};
+                                window,
+                                sinks};
   };
   // What the backward pass reads is kept: it would have to be exchanged once more.
   const TensorView mine = frame.keep({row, E}, dtype), out = frame.keep({row, heads * D}, dtype);
@@ -136,7 +162,7 @@ void shared_attention(Frame& frame, const SharedAttention& a) {
   }
   if (frame.tape == nullptr) return;
   frame.tape->record([tape = frame.tape, ctx = &frame.ctx, group = a.index.exchange, a, mine, out, lse, inputs, outputs, groups_of, args_of,
-                      T, Q, K, E, row, heads, kv_heads, D] {
+                      own, size, T, Q, K, E, row, heads, kv_heads, D] {
     const TensorView dy = tape->grad(a.y);
     if (dy.data == nullptr || a.qkv.id < 0) return;
     const Tape::Target target = tape->target(a.qkv);
@@ -153,6 +179,9 @@ void shared_attention(Frame& frame, const SharedAttention& a) {
     ops::attention_varlen_backward(*ctx, heads_of(dmine, 0, heads, D), heads_of(dmine, heads * D, kv_heads, D),
                                    heads_of(dmine, (heads + kv_heads) * D, kv_heads, D), E, E, E, dout.reshaped({row, heads, D}),
                                    out.reshaped({row, heads, D}), lse, args_of(mine));
+    // Of the whole row, as one tree; other ranks have other heads.
+    sinks_backward(*ctx, *tape, {own(a.p.sinks_H), own(a.p.dsinks_H)}, dout.reshaped({row, heads, D}), out.reshaped({row, heads, D}), lse,
+                   size * tape->num_token_blocks());
     exchange(*group, dparts, dmine);
     inputs.join(*ctx, groups_of(dqk, dqkv), dparts);
     heads_backward(*ctx, *tape, a.p, a.inputs, dqkv, dqk, has_norm ? Q + K : a.p.width());
@@ -176,10 +205,11 @@ Var self_attention(Frame& frame, const Var& qkv, const AttentionParameter& p, co
     const Var y = frame.variable(frame.take({T, Q}, qkv.value.dtype));
     const TensorView out = y.value.reshaped({T, p.num_heads, D});
     const ConstTensorView plan = p.window > 0 ? index.window_plan : index.decode_plan;
-    if (ops::attention_decode_fused(frame.ctx, out, inputs, *index.kv_layer, *index.decode, plan, scale, p.window)) return y;
+    if (ops::attention_decode_fused(frame.ctx, out, inputs, *index.kv_layer, *index.decode, plan, scale, p.window, p.sinks_H)) return y;
     const TensorView q = frame.take({T, Q}, qkv.value.dtype);
     ops::norm_rope_to_cache(frame.ctx, q, *index.kv_layer, index.decode->slot_B, inputs);
-    ops::attention_decode(frame.ctx, out, q.reshaped({T, p.num_heads, D}), *index.kv_layer, *index.decode, plan, scale, p.window);
+    ops::attention_decode(frame.ctx, out, q.reshaped({T, p.num_heads, D}), *index.kv_layer, *index.decode, plan, scale, p.window,
+                          p.sinks_H);
     return y;
   }
 
@@ -208,6 +238,7 @@ Var self_attention(Frame& frame, const Var& qkv, const AttentionParameter& p, co
     args.layer = *index.kv_layer;
     args.scale = scale;
     args.window = p.window;
+    args.sinks_H = p.sinks_H;
     ops::attention_paged(frame.ctx, out, args);
     return y;
   }
@@ -218,7 +249,7 @@ Var self_attention(Frame& frame, const Var& qkv, const AttentionParameter& p, co
   }
 
   const TensorView lse = frame.keep({T, p.num_heads}, DType::kF32);
-  const ops::VarlenAttention args{q, k, v, qk_stride, qk_stride, W, index.cu_seqlens, scale, p.window};
+  const ops::VarlenAttention args{q, k, v, qk_stride, qk_stride, W, index.cu_seqlens, scale, p.window, p.sinks_H};
   ops::attention_varlen(frame.ctx, out, lse, args);
   if (frame.tape == nullptr) return y;
 
@@ -234,6 +265,7 @@ Var self_attention(Frame& frame, const Var& qkv, const AttentionParameter& p, co
     ops::attention_varlen_backward(*ctx, heads_of(dqk, 0, p.num_heads, D), heads_of(dqk, Q, p.num_kv_heads, D),
                                    heads_of(dqkv, Q + K, p.num_kv_heads, D), stride, stride, W, dy.reshaped({T, p.num_heads, D}), out, lse,
                                    args);
+    sinks_backward(*ctx, *tape, {p.sinks_H, p.dsinks_H}, dy.reshaped({T, p.num_heads, D}), out, lse, tape->num_token_blocks());
     heads_backward(*ctx, *tape, p, inputs, dqkv, dqk, stride);
     tape->arena().release(mark);
   });

@@ -14,6 +14,8 @@ struct AttentionParameter {
   NormParameter q_norm, k_norm;  ///< per head; both or none (weight.data == nullptr)
   const ops::RopeTable* rope = nullptr;
   std::int64_t window = 0;  ///< keys that a query sees at most: ops::VarlenAttention
+  ConstTensorView sinks_H = {};
+  TensorView dsinks_H = {};  ///< added to; no data: nobody wants it
   std::int64_t width() const noexcept { return (num_heads + 2 * num_kv_heads) * head_dim; }
 };
 

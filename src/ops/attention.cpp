@@ -25,6 +25,10 @@ void check_heads(ShapeCheck& c, std::string_view name, const ConstTensorView& v,
   c.require(token_stride == 0 || token_stride >= v.shape[1] * v.shape[2] || v.shape[0] <= 1, "a token stride is smaller than heads * D");
 }
 
+void check_sinks(ShapeCheck& c, const ConstTensorView& sinks_H) {
+  if (sinks_H.data != nullptr) c.check("sinks", sinks_H, "Hq", DType::kF32).contiguous("sinks", sinks_H);
+}
+
 void check_varlen(ShapeCheck& c, const VarlenAttention& a) {
   check_heads(c, "q", a.q_THD, "T Hq D", a.q_token_stride);
   check_heads(c, "k", a.k_TKD, "T Hkv D", a.k_token_stride);
@@ -36,6 +40,7 @@ void check_varlen(ShapeCheck& c, const VarlenAttention& a) {
   c.require(!a.cu_seqlens.empty() && a.cu_seqlens.front() == 0 && a.cu_seqlens.back() == a.q_THD.shape[0],
             "cu_seqlens must start at 0 and end at T");
   for (std::size_t i = 1; i < a.cu_seqlens.size(); ++i) c.require(a.cu_seqlens[i] >= a.cu_seqlens[i - 1], "cu_seqlens must not fall");
+  check_sinks(c, a.sinks_H);
 }
 
 VarlenAttention with_strides(VarlenAttention a) {
@@ -86,6 +91,17 @@ void attention_varlen_backward(OpContext& ctx, TensorView dq_THD, TensorView dk_
       ctx, dq_THD, dk_TKD, dv_TKD, dq_token_stride, dk_token_stride, dv_token_stride, dout_THD, out_THD, lse_TH, with_strides(args));
 }
 
+void attention_sinks_backward(OpContext& ctx, TensorView dsinks_H, ConstTensorView dout_THD, ConstTensorView out_THD,
+                              ConstTensorView lse_TH, ConstTensorView sinks_H) {
+  ShapeCheck c("attention_sinks_backward", ctx);
+  c.check("out", out_THD, "T Hq D").floating("out", out_THD).check("dout", dout_THD, "T Hq D", out_THD.dtype);
+  c.check("lse", lse_TH, "T Hq", DType::kF32).check("sinks", sinks_H, "Hq", DType::kF32).check("dsinks", dsinks_H, "Hq", DType::kF32);
+  c.contiguous("out", out_THD).contiguous("dout", dout_THD).contiguous("lse", lse_TH);
+  check_head_dim(c, out_THD.shape[2]);
+  if (out_THD.shape[0] == 0) return;
+  table_entry(ctx, ctx.table->attention_sinks_backward, "attention_sinks_backward")(ctx, dsinks_H, dout_THD, out_THD, lse_TH, sinks_H);
+}
+
 void kv_write(OpContext& ctx, const KvLayer& layer, ConstTensorView k_TKD, std::int64_t k_token_stride, ConstTensorView v_TKD,
               std::int64_t v_token_stride, std::span<const std::int32_t> slot_T) {
   ShapeCheck c("kv_write", ctx);
@@ -111,6 +127,7 @@ void attention_paged(OpContext& ctx, TensorView out_THD, const PagedAttention& a
   check_head_dim(c, args.q_THD.shape[2]);
   c.require(args.layer.k.shape[1] > 0 && args.q_THD.shape[1] % args.layer.k.shape[1] == 0, "Hq must be a multiple of Hkv");
   c.require(args.window >= 0, "the window is negative");
+  check_sinks(c, args.sinks_H);
   const auto sequences = static_cast<std::int64_t>(args.context_len.size());
   c.extent("num_sequences + 1", sequences + 1, "context_len")
       .extent("num_sequences + 1", static_cast<std::int64_t>(args.query_start.size()), "query_start");
@@ -176,7 +193,7 @@ void plan_decode(OpContext& ctx, TensorView plan, ConstTensorView q_BHD, const K
 }
 
 void attention_decode(OpContext& ctx, TensorView out_BHD, ConstTensorView q_BHD, const KvLayer& layer, const DecodeIndex& index,
-                      ConstTensorView plan, float scale, std::int64_t window) {
+                      ConstTensorView plan, float scale, std::int64_t window, ConstTensorView sinks_H) {
   ShapeCheck c("attention_decode", ctx);
   check_layer(c, layer);
   check_index(c, index);
@@ -186,7 +203,8 @@ void attention_decode(OpContext& ctx, TensorView out_BHD, ConstTensorView q_BHD,
       .contiguous("out", out_BHD);
   c.require(is_head_dim(q_BHD.shape[2]), "D must be one of 16, 32, 64, 80, 96, 128, 256");
   c.require(layer.k.shape[1] > 0 && q_BHD.shape[1] % layer.k.shape[1] == 0, "Hq must be a multiple of Hkv");
-  table_entry(ctx, ctx.table->attention_decode, "attention_decode")(ctx, out_BHD, q_BHD, layer, index, plan, scale, window);
+  check_sinks(c, sinks_H);
+  table_entry(ctx, ctx.table->attention_decode, "attention_decode")(ctx, out_BHD, q_BHD, layer, index, plan, scale, window, sinks_H);
 }
 
 }  // namespace prl::ops

@@ -29,18 +29,26 @@ inline constexpr std::int64_t kRotaryStep = 16;
 ///           cu_seqlens: num_sequences + 1 host int32, first 0, last T. Hq % Hkv == 0. D is one of kHeadDims.
 /// Numerics  scores, softmax and sums in fp32; q, k, v enter as stored. The result of a query depends on its own q and the
 ///           k, v of the positions that it sees: 0..p of its sequence, or the last `window` of them.
+///           With sinks_H (fp32, [Hq]) each softmax has one logit more, that of its head, unscaled and without a value: it takes its
+///           part of the weights, and lse includes it (GPT-OSS; Xiao et al. 2023, arXiv:2309.17453).
 struct VarlenAttention {
   ConstTensorView q_THD, k_TKD, v_TKD;
   std::int64_t q_token_stride = 0, k_token_stride = 0, v_token_stride = 0;
   std::span<const std::int32_t> cu_seqlens;
   float scale = 1.0f;
-  std::int64_t window = 0;  ///< keys that a query sees at most, its own included; 0: all
+  std::int64_t window = 0;       ///< keys that a query sees at most, its own included; 0: all
+  ConstTensorView sinks_H = {};  ///< no data: none
 };
 void attention_varlen(OpContext& ctx, TensorView out_THD, TensorView lse_TH, const VarlenAttention& args);
 /// dq, dk, dv (same dtype and layout rules as q, k, v, overwritten; strides as for q, k, v of `args` unless contiguous).
 void attention_varlen_backward(OpContext& ctx, TensorView dq_THD, TensorView dk_TKD, TensorView dv_TKD, std::int64_t dq_token_stride,
                                std::int64_t dk_token_stride, std::int64_t dv_token_stride, ConstTensorView dout_THD,
                                ConstTensorView out_THD, ConstTensorView lse_TH, const VarlenAttention& args);
+
+/// dsinks_H (fp32, [H]) += the gradients of sinks: -exp(sink - lse) * (dout . out), summed over tokens in an order that depends on their
+/// number alone. out_THD and lse_TH are attention_varlen()'s, contiguous.
+void attention_sinks_backward(OpContext& ctx, TensorView dsinks_H, ConstTensorView dout_THD, ConstTensorView out_THD,
+                              ConstTensorView lse_TH, ConstTensorView sinks_H);
 
 /// One layer of the paged cache: k and v as [num_blocks, Hkv, block_size, D]. block_size divides kAttentionTile or is a multiple of it.
 /// How a block of one head is laid out inside is the device's own (the CPU keeps k as [D, block_size]): write with kv_write, copy
@@ -66,7 +74,8 @@ struct PagedAttention {
   std::span<const std::int32_t> block_table;  ///< num_sequences * max_blocks
   std::int32_t max_blocks = 0;
   float scale = 1.0f;
-  std::int64_t window = 0;  ///< as in VarlenAttention
+  std::int64_t window = 0;       ///< as in VarlenAttention
+  ConstTensorView sinks_H = {};  ///< as in VarlenAttention
 };
 void attention_paged(OpContext& ctx, TensorView out_THD, const PagedAttention& args);
 
@@ -90,6 +99,6 @@ void plan_decode(OpContext& ctx, TensorView plan, ConstTensorView q_BHD, const K
                  std::int64_t window = 0);
 /// attention_paged of one token per sequence, bit for bit; rows of absent sequences are not written. Enqueues kernels only.
 void attention_decode(OpContext& ctx, TensorView out_BHD, ConstTensorView q_BHD, const KvLayer& layer, const DecodeIndex& index,
-                      ConstTensorView plan, float scale, std::int64_t window = 0);
+                      ConstTensorView plan, float scale, std::int64_t window = 0, ConstTensorView sinks_H = {});
 
 }  // namespace prl::ops

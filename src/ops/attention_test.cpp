@@ -24,7 +24,7 @@ struct Problem {
   AttentionCase c;
   std::vector<std::int32_t> cu;
   std::int64_t T, width;
-  Tensor qkv;
+  Tensor qkv, sinks;
   VarlenAttention args;
 
   Problem(Session& s, const AttentionCase& kase, DType dtype, std::uint64_t seed = 1)
@@ -37,6 +37,9 @@ struct Problem {
     args.cu_seqlens = cu;
     args.scale = 1.0f / std::sqrt(static_cast<float>(c.D));
     args.window = c.window;
+    if (!c.has_sinks) return;
+    sinks = s.random({c.Hq}, DType::kF32, seed + 100, 2.0f);
+    args.sinks_H = sinks;
   }
   bool sees(std::int64_t query, std::int64_t key) const { return c.window == 0 || key > query - c.window; }
   ConstTensorView slice(std::int64_t first_head, std::int64_t heads) const {
@@ -51,7 +54,7 @@ struct Problem {
   double v(std::int64_t t, std::int64_t h, std::int64_t d) const { return get(qkv, t * width + (c.Hq + c.Hkv + h) * c.D + d); }
 
   struct Reference {
-    std::vector<double> out, lse, dq, dk, dv;
+    std::vector<double> out, lse, dq, dk, dv, dsinks;
   };
   /// Plain softmax attention and its gradient in fp64.
   Reference reference(const std::vector<float>& dout) const {
@@ -62,6 +65,7 @@ struct Problem {
     r.dq.resize(r.out.size());
     r.dk.resize(size(T * c.Hkv * c.D));
     r.dv.resize(r.dk.size());
+    r.dsinks.resize(size(c.Hq));
     for (std::size_t s = 0; s + 1 < cu.size(); ++s)
       for (std::int64_t t = cu[s]; t < cu[s + 1]; ++t)
         for (std::int64_t h = 0; h < c.Hq; ++h) {
@@ -74,7 +78,10 @@ struct Problem {
             p.push_back(sees(t, j) ? dot * static_cast<double>(args.scale) : -1e300);
             top = std::max(top, p.back());
           }
+          const double sink = c.has_sinks ? static_cast<double>(sinks.as<float>()[h]) : -1e300;
+          top = std::max(top, sink);
           for (double& x : p) sum += x = std::exp(x - top);
+          sum += std::exp(sink - top);
           for (double& x : p) x /= sum;
           r.lse[size(t * c.Hq + h)] = top + std::log(sum);
           std::vector<double> dp(p.size());
@@ -87,6 +94,7 @@ struct Problem {
             }
           if (dout.empty()) continue;
           for (std::size_t j = 0; j < p.size(); ++j) delta += p[j] * dp[j];
+          r.dsinks[size(h)] -= std::exp(sink - top) / sum * delta;
           for (std::size_t j = 0; j < p.size(); ++j)
             for (std::int64_t d = 0; d < c.D; ++d) {
               const std::int64_t key = cu[s] + static_cast<std::int64_t>(j);
@@ -169,6 +177,50 @@ TEST_P(AttentionTest, GradientAgreesWithPlainSoftmax) {
     EXPECT_LT(worst_error(values(dq), want.dq, 1.0), bound);
     EXPECT_LT(worst_error(values(dk), want.dk, 1.0), bound);
     EXPECT_LT(worst_error(values(dv), want.dv, 1.0), bound);
+    if (!c.has_sinks) continue;
+    Tensor dsinks = s.filled({c.Hq}, DType::kF32, 1.0f);
+    attention_sinks_backward(s.ctx, dsinks, dout, out, lse, p.sinks);
+    std::vector<double> with_before = want.dsinks;
+    for (double& x : with_before) x += 1.0;
+    EXPECT_LT(worst_error(values(dsinks), with_before, 1.0), bound);
+  }
+}
+
+/// One that no row gives a weight changes nothing but, perhaps, a last bit of the scale; a great one takes all.
+TEST_P(AttentionTest, SinksOfAnySizeAreTakenAsTheyAre) {
+  Session s(kind());
+  Problem p(s, {"", 2, 1, 32, {70}, 0, true}, dtype());
+  Tensor out = s.poisoned({p.T, 2, 32}, dtype()), lse = s.poisoned({p.T, 2}, DType::kF32);
+  const auto run = [&](float sink) {
+    for (std::int64_t h = 0; h < 2; ++h) p.sinks.as<float>()[h] = sink;
+    attention_varlen(s.ctx, out, lse, p.args);
+  };
+  run(-300.0f);
+  Tensor plain = s.poisoned({p.T, 2, 32}, dtype()), plain_lse = s.poisoned({p.T, 2}, DType::kF32);
+  VarlenAttention without = p.args;
+  without.sinks_H = {};
+  attention_varlen(s.ctx, plain, plain_lse, without);
+  const std::vector<float> wanted = values(plain);
+  EXPECT_LT(worst_error(values(out), {wanted.begin(), wanted.end()}, 1.0), tolerance(dtype(), 1e-6));
+  run(300.0f);
+  for (const float x : values(out)) ASSERT_EQ(x, 0.0f);
+  for (const float x : values(lse)) ASSERT_EQ(x, 300.0f);
+  const Tensor dout = s.random({p.T, 2, 32}, dtype(), 9);
+  Tensor dsinks = s.filled({2}, DType::kF32, 0.0f);
+  attention_sinks_backward(s.ctx, dsinks, dout, out, lse, p.sinks);
+  for (const float x : values(dsinks)) EXPECT_EQ(x, 0.0f);
+}
+
+TEST_P(AttentionTest, GradientsOfSinksDoNotDependOnThreads) {
+  Tensor first;
+  for (const int threads : {1, 2, 3}) {
+    Session s(kind(), threads);
+    Problem p(s, {"", 6, 2, 32, {700, 3, 520}, 0, true}, dtype());
+    Tensor out = s.poisoned({p.T, 6, 32}, dtype()), lse = s.poisoned({p.T, 6}, DType::kF32), dsinks = s.filled({6}, DType::kF32, 0.0f);
+    attention_varlen(s.ctx, out, lse, p.args);
+    attention_sinks_backward(s.ctx, dsinks, s.random({p.T, 6, 32}, dtype(), 9), out, lse, p.sinks);
+    if (!first.defined()) first = dsinks.clone();
+    EXPECT_TRUE(same_bits(dsinks, first)) << threads;
   }
 }
 
@@ -199,8 +251,9 @@ TEST_P(AttentionTest, GradientIntoStridedViewsAndAnyNumberOfThreads) {
 
 /// Training, chunked prefill and decode over pages of any size, alone or mixed, give the same bits.
 TEST_P(AttentionTest, PagedEqualsVarlenBitForBit) {
-  for (const AttentionCase& c : {AttentionCase{"", 6, 2, 64, {150, 1, 67}}, AttentionCase{"", 2, 2, 80, {129, 30}},
-                                 AttentionCase{"", 6, 2, 64, {150, 1, 67}, 33}, AttentionCase{"", 2, 2, 80, {229, 30}, 70}}) {
+  for (const AttentionCase& c :
+       {AttentionCase{"", 6, 2, 64, {150, 1, 67}}, AttentionCase{"", 2, 2, 80, {129, 30}}, AttentionCase{"", 6, 2, 64, {150, 1, 67}, 33},
+        AttentionCase{"", 2, 2, 80, {229, 30}, 70}, AttentionCase{"", 6, 2, 64, {150, 1, 67}, 33, true}}) {
     Session one(kind(), 1), two(kind(), 2), three(kind(), 3);
     Problem p(one, c, dtype());
     Tensor want = one.poisoned({p.T, c.Hq, c.D}, dtype());
@@ -238,7 +291,8 @@ TEST_P(AttentionTest, PagedEqualsVarlenBitForBit) {
                            .block_table = cache.table,
                            .max_blocks = static_cast<std::int32_t>(cache.blocks_each),
                            .scale = p.args.scale,
-                           .window = c.window});
+                           .window = c.window,
+                           .sinks_H = p.args.sinks_H});
           for (std::int64_t r = 0; r < T; ++r)
             ASSERT_TRUE(same_bits(out.slice(r, 1), want.slice(rows[static_cast<std::size_t>(r)], 1)))
                 << "token " << rows[static_cast<std::size_t>(r)] << " block " << block_size << " step " << step;
@@ -250,10 +304,10 @@ TEST_P(AttentionTest, PagedEqualsVarlenBitForBit) {
 
 class LongAttention : public AttentionTest {
  protected:
-  void check(std::int64_t window);
+  void check(std::int64_t window, bool has_sinks = false);
 };
-void LongAttention::check(std::int64_t window) {
-  const AttentionCase c{"", 2, 1, 16, {2 * kAttentionChunk + 70}, window};
+void LongAttention::check(std::int64_t window, bool has_sinks) {
+  const AttentionCase c{"", 2, 1, 16, {2 * kAttentionChunk + 70}, window, has_sinks};
   Session one(kind(), 1), three(kind(), 3);
   Problem p(one, c, dtype());
   Tensor want = one.poisoned({p.T, c.Hq, c.D}, dtype()), lse = one.poisoned({p.T, c.Hq}, DType::kF32);
@@ -268,6 +322,7 @@ void LongAttention::check(std::int64_t window) {
       top = std::max(top, w.back());
     }
     for (double& x : w) sum += x = std::exp(x - top);
+    if (has_sinks) sum += std::exp(static_cast<double>(p.sinks.as<float>()[1]) - top);
     for (std::int64_t j = 0; j <= t; ++j)
       for (std::int64_t d = 0; d < c.D; ++d) out[static_cast<std::size_t>(d)] += w[static_cast<std::size_t>(j)] / sum * p.v(j, 0, d);
     return out;
@@ -289,13 +344,18 @@ void LongAttention::check(std::int64_t window) {
                      .block_table = cache.table,
                      .max_blocks = static_cast<std::int32_t>(cache.blocks_each),
                      .scale = p.args.scale,
-                     .window = window});
+                     .window = window,
+                     .sinks_H = p.args.sinks_H});
     EXPECT_TRUE(same_bits(out, want.slice(p.T - count, count))) << count;
   }
 }
 
 /// Beyond one chunk of keys: the split decode of few queries adds in the order of the training kernel.
 TEST_P(LongAttention, ContextsAreSplitWithoutATrace) { check(0); }
+TEST_P(LongAttention, SinksJoinAfterTheLastChunk) {
+  check(0, true);
+  check(1100, true);
+}
 /// Windows that begin in a chunk before that of the query, in the query's own, or with a chunk.
 TEST_P(LongAttention, WindowsAreSplitWithoutATrace) {
   for (const std::int64_t window : {60, 71, 1024, 1100}) {

@@ -113,6 +113,68 @@ void swiglu_rows_backward(OpContext& ctx, TensorView dgate_up_R2F, TensorView df
   table_entry(ctx, ctx.table->swiglu_rows_backward, "swiglu_rows_backward")(ctx, dgate_up_R2F, dfactors_R, dout_RF, gate_up_R2F, factors_R);
 }
 
+namespace {
+
+void check_gate(ShapeCheck& c, const ConstTensorView& rows_RF, const ConstTensorView& pairs_RG, const ConstTensorView& factors_R,
+                const ClampedGate& gate) {
+  c.check("rows", rows_RF, "R F").check("pairs", pairs_RG, "R G").check("factors", factors_R, "R", DType::kF32);
+  c.extent("G", 2 * rows_RF.shape.num_cols(), "rows")
+      .floating("pairs", pairs_RG)
+      .same_dtype("rows", rows_RF.dtype, "pairs", pairs_RG.dtype);
+  c.require(gate.limit > 0, "the limit is not positive");
+}
+
+void check_biases(ShapeCheck& c, const ConstTensorView& rows_RN, const ConstTensorView& biases_V, const ConstTensorView& begin_P) {
+  c.check("rows", rows_RN, "R N").floating("rows", rows_RN).check("begin", begin_P, "P", DType::kI32);
+  c.check("biases", biases_V, "V", DType::kF32).contiguous("biases", biases_V).contiguous("begin", begin_P);
+  c.extent("V", (begin_P.shape.num_elements() - 1) * rows_RN.shape.num_cols(), "rows");
+}
+
+}  // namespace
+
+void clamped_swiglu(OpContext& ctx, TensorView out_RF, ConstTensorView pairs_RG, ConstTensorView factors_R, const ClampedGate& gate) {
+  ShapeCheck c("clamped_swiglu", ctx);
+  check_gate(c, out_RF, pairs_RG, factors_R, gate);
+  if (out_RF.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->clamped_swiglu, "clamped_swiglu")(ctx, out_RF, pairs_RG, factors_R, gate);
+}
+
+void clamped_swiglu_backward(OpContext& ctx, TensorView dpairs_RG, TensorView dfactors_R, ConstTensorView dout_RF, ConstTensorView pairs_RG,
+                             ConstTensorView factors_R, const ClampedGate& gate) {
+  ShapeCheck c("clamped_swiglu_backward", ctx);
+  check_gate(c, dout_RF, pairs_RG, factors_R, gate);
+  c.check("dpairs", dpairs_RG, "R G", pairs_RG.dtype).check("dfactors", dfactors_R, "R", DType::kF32);
+  if (dout_RF.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->clamped_swiglu_backward, "clamped_swiglu_backward")(ctx, dpairs_RG, dfactors_R, dout_RF, pairs_RG, factors_R,
+                                                                                  gate);
+}
+
+void add_expert_biases(OpContext& ctx, TensorView y_RN, ConstTensorView biases_V, ConstTensorView begin_P, ConstTensorView factors_R) {
+  ShapeCheck c("add_expert_biases", ctx);
+  check_biases(c, y_RN, biases_V, begin_P);
+  if (factors_R.data != nullptr) c.check("factors", factors_R, "R", DType::kF32);
+  if (y_RN.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->add_expert_biases, "add_expert_biases")(ctx, y_RN, biases_V, begin_P, factors_R);
+}
+
+void expert_biases_backward(OpContext& ctx, TensorView dbiases_V, ConstTensorView dy_RN, ConstTensorView begin_P, ConstTensorView token_R,
+                            ConstTensorView factors_R, const TokenRange& tokens) {
+  ShapeCheck c("expert_biases_backward", ctx);
+  check_biases(c, dy_RN, dbiases_V, begin_P);
+  c.check("token", token_R, "R", DType::kI32);
+  if (factors_R.data != nullptr) c.check("factors", factors_R, "R", DType::kF32);
+  if (dy_RN.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->expert_biases_backward, "expert_biases_backward")(ctx, dbiases_V, dy_RN, begin_P, token_R, factors_R, tokens);
+}
+
+void add_bias_dots(OpContext& ctx, TensorView dfactors_R, ConstTensorView dy_RN, ConstTensorView biases_V, ConstTensorView begin_P) {
+  ShapeCheck c("add_bias_dots", ctx);
+  check_biases(c, dy_RN, biases_V, begin_P);
+  c.check("dfactors", dfactors_R, "R", DType::kF32);
+  if (dy_RN.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->add_bias_dots, "add_bias_dots")(ctx, dfactors_R, dy_RN, biases_V, begin_P);
+}
+
 void sum_rows(OpContext& ctx, TensorView out_TC, ConstTensorView x_RC, ConstTensorView rows_TK, bool accumulate) {
   ShapeCheck c("sum_rows", ctx);
   c.check("out", out_TC, "T C").check("x", x_RC, "R C").check("rows", rows_TK, "T K", DType::kI32);
@@ -183,6 +245,12 @@ bool mix_experts(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, ConstT
   c.check("out", out_TH, "T P", gate_up.dtype()).check("x", x_TH, "T H", gate_up.dtype());
   c.check("ids", ids_TK, "T K", DType::kI32).check("weights", weights_TK, "T K", DType::kF32);
   c.contiguous("ids", ids_TK).contiguous("weights", weights_TK);
+  if (const BiasedExperts* biased = experts.biased; biased != nullptr) {
+    const auto E = static_cast<std::int64_t>(experts.down.size());
+    c.check("gate_up biases", biased->gate_up_V, "V", DType::kF32).extent("V", E * gate_up.num_outputs(), "gate_up");
+    c.check("down biases", biased->down_V, "U", DType::kF32).extent("U", E * down.num_outputs(), "down");
+    c.require(num_shards == 1, "experts with biases share no layers");
+  }
   return x_TH.shape.num_elements() == 0 || ctx.table->mix_experts(ctx, out_TH, x_TH, ids_TK, weights_TK, experts, shared);
 }
 

@@ -61,6 +61,34 @@ void swiglu_rows_backward(OpContext& ctx, TensorView dgate_up_R2F, TensorView df
 /// out_TC = the sum of the rows rows_TK[t] (int32) of x_RC, in order of k and in fp32, or += if `accumulate`.
 void sum_rows(OpContext& ctx, TensorView out_TC, ConstTensorView x_RC, ConstTensorView rows_TK, bool accumulate);
 
+/// The gate of GPT-OSS's experts: gate' = min(gate, limit), up' = up within [-limit, limit], and of both
+/// gate' * sigmoid(alpha * gate') * (up' + 1).
+struct ClampedGate {
+  float alpha = 1.702f, limit = 7.0f;
+};
+/// out_RF = factors_R (fp32) * that of pairs_RG, G = 2F, whose columns 2i and 2i + 1 are gate and up of i; rounded once as if it were
+/// stored before it is multiplied.
+void clamped_swiglu(OpContext& ctx, TensorView out_RF, ConstTensorView pairs_RG, ConstTensorView factors_R, const ClampedGate& gate);
+/// Gradients of pairs (not in its own memory) and of the factors (fp32), whose sums over F have one order that depends on F alone. Beyond a
+/// limit the gradient is 0, at it that of the value as it is.
+void clamped_swiglu_backward(OpContext& ctx, TensorView dpairs_RG, TensorView dfactors_R, ConstTensorView dout_RF, ConstTensorView pairs_RG,
+                             ConstTensorView factors_R, const ClampedGate& gate);
+
+// Biases of all experts are one vector biases_V (fp32), V = E * N, those of one expert after those of another; begin_P (P = E + 1), token_R
+// and factors_R are what place_rows() gives.
+
+/// y of an expert's rows += its biases, times the row's factor unless factors_R has no data.
+void add_expert_biases(OpContext& ctx, TensorView y_RN, ConstTensorView biases_V, ConstTensorView begin_P, ConstTensorView factors_R);
+/// Tokens [first, first + count).
+struct TokenRange {
+  std::int64_t first = 0, count = 0;
+};
+/// dbiases_V (fp32) += the sum over those of an expert's rows that are of `tokens`, in their order, of factor * dy.
+void expert_biases_backward(OpContext& ctx, TensorView dbiases_V, ConstTensorView dy_RN, ConstTensorView begin_P, ConstTensorView token_R,
+                            ConstTensorView factors_R, const TokenRange& tokens);
+/// dfactors_R (fp32) += the product of a row of dy with its expert's biases.
+void add_bias_dots(OpContext& ctx, TensorView dfactors_R, ConstTensorView dy_RN, ConstTensorView biases_V, ConstTensorView begin_P);
+
 // Products of rows that lie together by expert, all experts at once. begin_P (int32, P = E + 1) says where each expert's rows begin, and
 // how many there are: place_rows() makes it. Weights have no biases. Each returns false, and does nothing, where the device has no kernel
 // for such matrices, whatever the rows: then the products are formed expert by expert.
@@ -76,15 +104,22 @@ bool grouped_linear_backward_input(OpContext& ctx, TensorView dx_RK, ConstTensor
 bool grouped_linear_backward_weight(OpContext& ctx, std::span<const TensorView> dw, ConstTensorView dy_RN, ConstTensorView x_RK,
                                     ConstTensorView begin_P, bool accumulate);
 
+/// What experts with biases have beside their matrices: their gate, in place of SwiGLU, and the biases as add_expert_biases() takes them.
+struct BiasedExperts {
+  ClampedGate gate;
+  ConstTensorView gate_up_V, down_V;
+};
 /// The matrices of a layer's experts: [2F, H] and [H, F] of each, without biases.
 struct ExpertMatrices {
   std::span<const LinearWeight*const> gate_up, down;
+  const BiasedExperts* biased = nullptr;  ///< nullptr: experts without biases
 };
 /// Whether mix_experts() takes these, whatever the routing.
 bool can_mix_experts(OpContext& ctx, std::int64_t num_tokens, std::int64_t num_active, const ExpertMatrices& experts);
 /// What follows route(), without the host, so that it can be recorded: out_TH = the sum over a token's experts of down (weight *
-/// swiglu(gate_up x)). The bits are those of place_rows, embedding, linear, swiglu_rows, linear and sum_rows. ids_TK and weights_TK
-/// contiguous. False, and nothing is done, unless can_mix_experts().
+/// swiglu(gate_up x)). The bits are those of place_rows, embedding, linear, swiglu_rows, linear and sum_rows, with clamped_swiglu and
+/// add_expert_biases where experts have biases; these share no layers. ids_TK and weights_TK contiguous. False, and nothing is done, unless
+/// can_mix_experts().
 ///
 /// `shared`: the matrices are this rank's part of the outputs of each, and out is of its part of H. All ranks make the same call, with a
 /// gather in it.

@@ -374,6 +374,104 @@ TEST_P(ExpertsTest, RowsOfSwigluHaveAFactor) {
   }
 }
 
+/// A gate of GPT-OSS's in fp64, and its slopes.
+struct ClampedReference {
+  double value, dgate, dup;
+  ClampedReference(double gate, double up, const ClampedGate& rule) {
+    const double limit = static_cast<double>(rule.limit), alpha = static_cast<double>(rule.alpha);
+    const double g = std::min(gate, limit), u = std::clamp(up, -limit, limit) + 1.0, s = 1.0 / (1.0 + std::exp(-alpha * g));
+    value = g * s * u;
+    dgate = gate > limit ? 0.0 : u * s * (1.0 + alpha * g * (1.0 - s));
+    dup = std::abs(up) > limit ? 0.0 : g * s;
+  }
+};
+
+TEST_P(ExpertsTest, ClampedGatesAndTheirGradients) {
+  Session s(kind());
+  const ClampedGate rule{.alpha = 1.702f, .limit = 1.25f};
+  for (const std::int64_t F : {1, 8, 37, 1000}) {
+    const std::int64_t R = 11;
+    const Tensor pairs = s.random({R, 2 * F}, dtype(), 1), dout = s.random({R, F}, dtype(), 2), factors = s.random({R}, DType::kF32, 3);
+    Tensor out = s.poisoned({R, F}, dtype()), dpairs = s.poisoned({R, 2 * F}, dtype()), dfactors = s.poisoned({R}, DType::kF32);
+    clamped_swiglu(s.ctx, out, pairs, factors, rule);
+    clamped_swiglu_backward(s.ctx, dpairs, dfactors, dout, pairs, factors, rule);
+    const double bound = dtype() == DType::kBF16 ? 1.2e-2 : 4e-6;
+    for (std::int64_t r = 0; r < R; ++r) {
+      const auto factor = static_cast<double>(factors.as<float>()[r]);
+      double dot = 0, magnitude = 0;
+      for (std::int64_t c = 0; c < F; ++c) {
+        const auto d = static_cast<double>(get(dout, r * F + c));
+        const ClampedReference want(static_cast<double>(get(pairs, (r * F + c) * 2)), static_cast<double>(get(pairs, (r * F + c) * 2 + 1)),
+                                    rule);
+        const auto near = [&](const Tensor& got, std::int64_t i, double wanted) {
+          EXPECT_NEAR(static_cast<double>(get(got, i)), wanted, bound * (1.0 + std::abs(wanted))) << F << ": " << r << ", " << c;
+        };
+        near(out, r * F + c, factor * want.value);
+        near(dpairs, (r * F + c) * 2, factor * d * want.dgate);
+        near(dpairs, (r * F + c) * 2 + 1, factor * d * want.dup);
+        dot += d * want.value;
+        magnitude += std::abs(d * want.value);
+      }
+      EXPECT_NEAR(static_cast<double>(dfactors.as<float>()[r]), dot, bound * (0.1 + magnitude));
+    }
+    Tensor alone = s.poisoned({1, 2 * F}, dtype()), one = s.poisoned({1}, DType::kF32), first = s.poisoned({1, F}, dtype());
+    clamped_swiglu(s.ctx, first, pairs.slice(R - 1, 1), factors.slice(R - 1, 1), rule);
+    clamped_swiglu_backward(s.ctx, alone, one, dout.slice(R - 1, 1), pairs.slice(R - 1, 1), factors.slice(R - 1, 1), rule);
+    EXPECT_TRUE(same_bits(first, out.slice(R - 1, 1).clone())) << "a row does not depend on others";
+    EXPECT_TRUE(same_bits(alone, dpairs.slice(R - 1, 1).clone()));
+    EXPECT_EQ(one.as<float>()[0], dfactors.as<float>()[R - 1]);
+  }
+}
+
+TEST_P(ExpertsTest, WhatIsNoNumberStaysSo) {
+  Session s(kind());
+  Tensor pairs = s.filled({2, 32}, dtype(), 1.0f), out = s.poisoned({2, 16}, dtype());
+  const Tensor factors = s.filled({2}, DType::kF32, 1.0f);
+  Session::set(pairs, 6, std::numeric_limits<float>::quiet_NaN());
+  Session::set(pairs, 32 + 7, std::numeric_limits<float>::quiet_NaN());
+  clamped_swiglu(s.ctx, out, pairs, factors, {});
+  for (std::int64_t i = 0; i < 32; ++i) EXPECT_EQ(std::isnan(get(out, i)), i == 3 || i == 16 + 3) << i;
+}
+
+TEST_P(ExpertsTest, BiasesAreThoseOfARowsExpert) {
+  Session s(kind());
+  const std::vector<std::int32_t> begins = {0, 0, 3, 4, 4, 9, 9};
+  const std::vector<std::int32_t> tokens = {0, 2, 5, 1, 0, 1, 2, 3, 5};
+  const std::int64_t R = 9, E = 6;
+  const Tensor begin = s.ints(begins), token = s.ints(tokens);
+  const auto expert_of = [&](std::int64_t r) {
+    return std::ranges::upper_bound(begins, static_cast<std::int32_t>(r)) - begins.begin() - 1;
+  };
+  for (const std::int64_t N : {1, 8, 37, 520})
+    for (const bool has_factors : {false, true}) {
+      const Tensor before = s.random({R, N}, dtype(), 1), biases = s.random({E * N}, DType::kF32, 2),
+                   factors = s.random({R}, DType::kF32, 3);
+      const ConstTensorView given = has_factors ? ConstTensorView(factors) : ConstTensorView{};
+      Tensor y = before.clone(), dbiases = s.filled({E * N}, DType::kF32, 0.5f), dfactors = s.filled({R}, DType::kF32, 0.25f);
+      add_expert_biases(s.ctx, y, biases, begin, given);
+      expert_biases_backward(s.ctx, dbiases, before, begin, token, given, {1, 3});
+      add_bias_dots(s.ctx, dfactors, before, biases, begin);
+      std::vector<double> of_biases(static_cast<std::size_t>(E * N), 0.5);
+      for (std::int64_t r = 0; r < R; ++r) {
+        const float factor = has_factors ? factors.as<float>()[r] : 1.0f;
+        const bool is_meant = tokens[static_cast<std::size_t>(r)] >= 1 && tokens[static_cast<std::size_t>(r)] < 4;
+        double dot = 0.25, magnitude = 1;
+        for (std::int64_t n = 0; n < N; ++n) {
+          const std::int64_t at = expert_of(r) * N + n;
+          const float sum = get(before, r * N + n) + factor * biases.as<float>()[at];
+          EXPECT_EQ(get(y, r * N + n), dtype() == DType::kBF16 ? to_f32(to_bf16(sum)) : sum) << r << ", " << n;
+          if (is_meant)
+            of_biases[static_cast<std::size_t>(at)] += static_cast<double>(factor) * static_cast<double>(get(before, r * N + n));
+          const double product = static_cast<double>(get(before, r * N + n)) * static_cast<double>(biases.as<float>()[at]);
+          dot += product;
+          magnitude += std::abs(product);
+        }
+        EXPECT_NEAR(static_cast<double>(dfactors.as<float>()[r]), dot, 1e-6 * magnitude);
+      }
+      EXPECT_LT(worst_error(values(dbiases), of_biases, 1.0), 1e-6);
+    }
+}
+
 TEST_P(ExpertsTest, RowsAreSummedInOrder) {
   Session s(kind());
   for (const std::int64_t C : {1, 37, 520, 1100}) {

@@ -22,7 +22,7 @@ bool linear_fused(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const L
 }
 
 bool attention_decode_fused(OpContext& ctx, TensorView out_BHD, const HeadInputs& in, const KvLayer& layer, const DecodeIndex& index,
-                            ConstTensorView plan, float scale, std::int64_t window) {
+                            ConstTensorView plan, float scale, std::int64_t window, ConstTensorView sinks_H) {
   if (ctx.table->attention_decode_fused == nullptr) return false;
   ShapeCheck c("attention_decode_fused", ctx);
   c.check("cache k", layer.k, "NB Hkv S D").check("cache v", layer.v, "NB Hkv S D", layer.k.dtype);
@@ -37,7 +37,8 @@ bool attention_decode_fused(OpContext& ctx, TensorView out_BHD, const HeadInputs
   c.extent("D", D, "head_dim").check("positions", in.positions_T, "N", DType::kI32).check("slot", index.slot_B, "N", DType::kI32);
   c.require(in.rope != nullptr && 2 * in.rope->num_pairs() <= D, "a rotary table of heads is wanted")
       .require(Q % K == 0, "Hq must be a multiple of Hkv");
-  return ctx.table->attention_decode_fused(ctx, out_BHD, in, layer, index, plan, scale, window);
+  if (sinks_H.data != nullptr) c.check("sinks", sinks_H, "Hq", DType::kF32).contiguous("sinks", sinks_H);
+  return ctx.table->attention_decode_fused(ctx, out_BHD, in, layer, index, plan, scale, window, sinks_H);
 }
 
 }  // namespace prl::ops

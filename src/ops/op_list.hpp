@@ -28,6 +28,7 @@
   PRL_OP(matmul_f32)                \
   PRL_OP(attention_varlen)          \
   PRL_OP(attention_varlen_backward) \
+  PRL_OP(attention_sinks_backward)  \
   PRL_OP(kv_write)                  \
   PRL_OP(attention_paged)           \
   PRL_OP(lm_head_logprob)           \
@@ -64,6 +65,11 @@
   PRL_OP(drop_gates_backward)       \
   PRL_OP(gate_heads)                \
   PRL_OP(gate_heads_backward)       \
+  PRL_OP(clamped_swiglu)            \
+  PRL_OP(clamped_swiglu_backward)   \
+  PRL_OP(add_expert_biases)         \
+  PRL_OP(expert_biases_backward)    \
+  PRL_OP(add_bias_dots)             \
   PRL_OP(cast)                      \
   PRL_OP(chunk_squares)             \
   PRL_OP(find_not_finite)           \

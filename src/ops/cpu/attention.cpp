@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 
 #include "ops/cpu/bodies.hpp"
 #include "ops/cpu/gemm.hpp"
@@ -48,6 +49,7 @@ struct Call {
   float* lse;
   float scale;
   std::int64_t window;
+  const float* sinks;
   const Unit* units;
   std::int64_t num_units;
 
@@ -123,6 +125,7 @@ struct Call {
     f.dtype = dtype;
     f.lse = lse == nullptr ? nullptr : lse + first_token(u) * num_heads + head * group;
     f.lse_token_stride = num_heads;
+    f.sinks = sinks == nullptr ? nullptr : sinks + head * group;
     kernels->attention_finish(f);
   }
 };
@@ -248,6 +251,7 @@ void attention_varlen(OpContext& ctx, TensorView out_THD, TensorView lse_TH, con
             .lse = lse_TH.as<float>(),
             .scale = args.scale,
             .window = args.window,
+            .sinks = args.sinks_H.as<float>(),
             .units = nullptr,
             .num_units = 0,
             .dense = &args};
@@ -267,6 +271,7 @@ void attention_paged(OpContext& ctx, TensorView out_THD, const PagedAttention& a
             .lse = nullptr,
             .scale = args.scale,
             .window = args.window,
+            .sinks = args.sinks_H.as<float>(),
             .units = nullptr,
             .num_units = 0,
             .paged = &args};
@@ -319,6 +324,20 @@ void attention_varlen_backward(OpContext& ctx, TensorView dq_THD, TensorView dk_
     t.dtype = args.q_THD.dtype;
     t.scratch = memory + static_cast<std::size_t>(slot) * slot_bytes;
     k.attention_backward(t);
+  });
+}
+
+void attention_sinks_backward(OpContext& ctx, TensorView dsinks_H, ConstTensorView dout_THD, ConstTensorView out_THD,
+                              ConstTensorView lse_TH, ConstTensorView sinks_H) {
+  const std::int64_t T = out_THD.shape[0], H = out_THD.shape[1], D = out_THD.shape[2];
+  const auto row_bytes = D * static_cast<std::int64_t>(size_of(out_THD.dtype));
+  const Kernels& k = kernels(ctx);
+  parallel(ctx, H, [&](std::int64_t h) {
+    float sum = 0.0f;
+    for (std::int64_t i = h; i < T * H; i += H)
+      sum += std::exp(sinks_H.as<float>()[h] - lse_TH.as<float>()[i]) *
+             k.dot_row(dout_THD.as<char>() + i * row_bytes, out_THD.as<char>() + i * row_bytes, D, out_THD.dtype);
+    dsinks_H.as<float>()[h] -= sum;
   });
 }
 

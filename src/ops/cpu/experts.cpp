@@ -250,6 +250,122 @@ void swiglu_rows_backward(OpContext& ctx, TensorView dgate_up_R2F, TensorView df
   });
 }
 
+namespace {
+
+/// gate[i], up[i] = pairs[2i], pairs[2i + 1].
+void part_pairs(float* gate, float* up, const void* pairs, std::int64_t n, DType dtype) {
+  const auto part = [&](const auto* from, const auto& widen) {
+    for (std::int64_t i = 0; i < n; ++i) {
+      gate[i] = widen(from[2 * i]);
+      up[i] = widen(from[2 * i + 1]);
+    }
+  };
+  if (dtype == DType::kBF16)
+    part(static_cast<const BFloat16*>(pairs), [](BFloat16 x) { return to_f32(x); });
+  else
+    part(static_cast<const float*>(pairs), [](float x) { return x; });
+}
+void join_pairs(void* pairs, const float* gate, const float* up, std::int64_t n, DType dtype) {
+  const auto join = [&](auto* to, const auto& narrow) {
+    for (std::int64_t i = 0; i < n; ++i) {
+      to[2 * i] = narrow(gate[i]);
+      to[2 * i + 1] = narrow(up[i]);
+    }
+  };
+  if (dtype == DType::kBF16)
+    join(static_cast<BFloat16*>(pairs), [](float x) { return to_bf16(x); });
+  else
+    join(static_cast<float*>(pairs), [](float x) { return x; });
+}
+
+/// body(row, its expert) for all rows, in parallel.
+template <typename Body>
+void each_row_with_expert(OpContext& ctx, const ConstTensorView& begin_P, std::int64_t num_rows, std::int64_t cost, const Body& body) {
+  const auto* const begin = begin_P.as<std::int32_t>();
+  const auto* const end = begin + begin_P.shape.num_elements();
+  parallel_rows(ctx, num_rows, cost, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t r = first; r < last; ++r) body(r, std::upper_bound(begin, end, static_cast<std::int32_t>(r)) - begin - 1);
+  });
+}
+
+}  // namespace
+
+void clamped_swiglu(OpContext& ctx, TensorView out_RF, ConstTensorView pairs_RG, ConstTensorView factors_R, const ClampedGate& gate) {
+  const std::int64_t F = out_RF.shape.num_cols();
+  const Kernels& k = kernels(ctx);
+  parallel_rows(ctx, out_RF.shape.num_rows(), 8 * F, [&](std::int64_t begin, std::int64_t end) {
+    std::vector<float> gates(static_cast<std::size_t>(F)), ups(static_cast<std::size_t>(F));
+    for (std::int64_t r = begin; r < end; ++r) {
+      void* const out = row_bytes(out_RF, r);
+      part_pairs(gates.data(), ups.data(), row_bytes(pairs_RG, r), F, pairs_RG.dtype);
+      k.clamped_swiglu(out, gates.data(), ups.data(), F, gate.alpha, gate.limit, out_RF.dtype);
+      k.scale_row(out, out, factors_R.as<float>()[r], F, out_RF.dtype);
+    }
+  });
+}
+
+void clamped_swiglu_backward(OpContext& ctx, TensorView dpairs_RG, TensorView dfactors_R, ConstTensorView dout_RF, ConstTensorView pairs_RG,
+                             ConstTensorView factors_R, const ClampedGate& gate) {
+  const std::int64_t F = dout_RF.shape.num_cols();
+  const DType dtype = dout_RF.dtype;
+  const Kernels& k = kernels(ctx);
+  parallel_rows(ctx, dout_RF.shape.num_rows(), 16 * F, [&](std::int64_t begin, std::int64_t end) {
+    std::vector<float> gates(static_cast<std::size_t>(F)), ups(static_cast<std::size_t>(F));
+    std::vector<float> scratch(static_cast<std::size_t>(F));  // a row of dtype, which has no more bytes
+    for (std::int64_t r = begin; r < end; ++r) {
+      part_pairs(gates.data(), ups.data(), row_bytes(pairs_RG, r), F, dtype);
+      k.clamped_swiglu(scratch.data(), gates.data(), ups.data(), F, gate.alpha, gate.limit, dtype);
+      dfactors_R.as<float>()[r] = k.dot_row(row_bytes(dout_RF, r), scratch.data(), F, dtype);
+      k.scale_row(scratch.data(), row_bytes(dout_RF, r), factors_R.as<float>()[r], F, dtype);
+      k.clamped_swiglu_backward(gates.data(), ups.data(), scratch.data(), F, gate.alpha, gate.limit, dtype);
+      join_pairs(row_bytes(dpairs_RG, r), gates.data(), ups.data(), F, dtype);
+    }
+  });
+}
+
+void add_expert_biases(OpContext& ctx, TensorView y_RN, ConstTensorView biases_V, ConstTensorView begin_P, ConstTensorView factors_R) {
+  const std::int64_t N = y_RN.shape.num_cols();
+  const Kernels& k = kernels(ctx);
+  each_row_with_expert(ctx, begin_P, y_RN.shape.num_rows(), 2 * N, [&](std::int64_t r, std::int64_t expert) {
+    std::vector<float> scaled(static_cast<std::size_t>(N));
+    const float* bias = biases_V.as<float>() + expert * N;
+    if (factors_R.data != nullptr) {
+      k.scale_row(scaled.data(), bias, factors_R.as<float>()[r], N, DType::kF32);
+      bias = scaled.data();
+    }
+    k.store_row(row_bytes(y_RN, r), bias, nullptr, N, /*accumulate=*/true, y_RN.dtype);
+  });
+}
+
+void expert_biases_backward(OpContext& ctx, TensorView dbiases_V, ConstTensorView dy_RN, ConstTensorView begin_P, ConstTensorView token_R,
+                            ConstTensorView factors_R, const TokenRange& tokens) {
+  const std::int64_t N = dy_RN.shape.num_cols();
+  const Kernels& k = kernels(ctx);
+  parallel(ctx, begin_P.shape.num_elements() - 1, [&](std::int64_t expert) {
+    std::vector<float> sum(static_cast<std::size_t>(N)), row(static_cast<std::size_t>(N));
+    bool has_rows = false;
+    for (std::int64_t r = begin_P.as<std::int32_t>()[expert]; r < begin_P.as<std::int32_t>()[expert + 1]; ++r) {
+      const std::int64_t token = token_R.as<std::int32_t>()[r];
+      if (token < tokens.first || token >= tokens.first + tokens.count) continue;
+      has_rows = true;
+      k.cast(row.data(), DType::kF32, row_bytes(dy_RN, r), dy_RN.dtype, N);
+      if (factors_R.data != nullptr) k.scale(row.data(), factors_R.as<float>()[r], N);
+      k.accumulate(sum.data(), row.data(), N, DType::kF32);
+    }
+    if (has_rows) k.accumulate(dbiases_V.as<float>() + expert * N, sum.data(), N, DType::kF32);
+  });
+}
+
+void add_bias_dots(OpContext& ctx, TensorView dfactors_R, ConstTensorView dy_RN, ConstTensorView biases_V, ConstTensorView begin_P) {
+  const std::int64_t N = dy_RN.shape.num_cols();
+  const Kernels& k = kernels(ctx);
+  each_row_with_expert(ctx, begin_P, dy_RN.shape.num_rows(), 4 * N, [&](std::int64_t r, std::int64_t expert) {
+    std::vector<float> row(static_cast<std::size_t>(N));
+    k.cast(row.data(), DType::kF32, row_bytes(dy_RN, r), dy_RN.dtype, N);
+    dfactors_R.as<float>()[r] += k.dot_row(row.data(), biases_V.as<float>() + expert * N, N, DType::kF32);
+  });
+}
+
 void sum_rows(OpContext& ctx, TensorView out_TC, ConstTensorView x_RC, ConstTensorView rows_TK, bool accumulate) {
   constexpr std::int64_t kCols = 512;
   const std::int64_t T = out_TC.shape.num_rows(), C = out_TC.shape.num_cols(), K = rows_TK.shape.num_cols(), R = x_RC.shape.num_rows();

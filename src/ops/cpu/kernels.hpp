@@ -93,7 +93,8 @@ struct AttentionTask {
   char* scratch = nullptr;  ///< attention_scratch_bytes
 };
 
-/// Normalises rows of state: out = o / sum, lse = max + log(sum). Rows as in AttentionTask.
+/// Normalises rows of state: out = o / sum, lse = max + log(sum), after a sink, where there is one, has joined max and sum. Rows as in
+/// AttentionTask.
 struct AttentionFinish {
   std::int64_t num_rows = 0;
   int group = 1;
@@ -106,6 +107,7 @@ struct AttentionFinish {
   DType dtype = DType::kF32;
   float* lse = nullptr;  ///< may be null; token-major
   std::int64_t lse_token_stride = 0;
+  const float* sinks = nullptr;  ///< [group], VarlenAttention::sinks_H; may be null
 };
 
 /// One sequence and one kv head of the backward pass. dq, dk, dv are overwritten.
@@ -219,6 +221,10 @@ struct Kernels {
   void (*add)(void* out, const void* a, const void* b, std::int64_t n, DType) = nullptr;
   void (*swiglu)(void* out, const void* gate, const void* up, std::int64_t n, DType) = nullptr;
   void (*swiglu_backward)(void* dgate, void* dup, const void* dout, const void* gate, const void* up, std::int64_t n, DType) = nullptr;
+  /// Of gates and ups in fp32, as ops::ClampedGate says.
+  void (*clamped_swiglu)(void* out, const float* gate, const float* up, std::int64_t n, float alpha, float limit, DType) = nullptr;
+  /// In place: gate and up become their gradients.
+  void (*clamped_swiglu_backward)(float* gate, float* up, const void* dout, std::int64_t n, float alpha, float limit, DType) = nullptr;
   void (*rope)(void* x, const float* cos, const float* sin, std::int64_t half, bool inverse, DType) = nullptr;
   /// Any of kF32, kBF16 to any of them.
   void (*cast)(void* out, DType out_dtype, const void* x, DType x_dtype, std::int64_t n) = nullptr;

@@ -505,10 +505,12 @@ void sum_rows(OpContext& ctx, TensorView out_TC, ConstTensorView x_RC, ConstTens
 }
 
 bool can_mix_experts(OpContext& ctx, std::int64_t num_tokens, std::int64_t num_active, const ExpertMatrices& experts) {
+  if (experts.biased != nullptr)
+    return can_group(ctx, experts.gate_up, num_tokens * num_active) && can_group(ctx, experts.down, num_tokens * num_active);
   return mixture(ctx, num_tokens, num_active, experts).has_value();
 }
 
-/// For many rows of each expert: by grouped products, which hold gate and up in memory.
+/// For many rows of each expert, and for experts with biases: by grouped products, which hold gate and up in memory.
 bool mix_many_rows(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, ConstTensorView ids_TK, ConstTensorView weights_TK,
                    const ExpertMatrices& experts, const SharedLayers& shared) {
   const std::int64_t T = ids_TK.shape.num_rows(), K = ids_TK.shape.num_cols(), R = T * K, H = x_TH.shape.num_cols();
@@ -541,9 +543,15 @@ bool mix_many_rows(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, Cons
   cuda::place_rows(ctx, begin_P, token_R, weight_R, slot_TK, ids_TK, weights_TK);
   gather_rows(ctx, first_memory, x_TH, token, R);
   if (!cuda::grouped_linear(ctx, gate_up_R2F, rows_RH, experts.gate_up, begin_P)) return false;
-  cuda::swiglu_rows(ctx, hidden_RF, gate_up_R2F, weight_R);
+  if (const BiasedExperts* biased = experts.biased; biased != nullptr) {
+    cuda::add_expert_biases(ctx, gate_up_R2F, biased->gate_up_V, begin_P, {});
+    cuda::clamped_swiglu(ctx, hidden_RF, gate_up_R2F, weight_R, biased->gate);
+  } else {
+    cuda::swiglu_rows(ctx, hidden_RF, gate_up_R2F, weight_R);
+  }
   const ConstTensorView whole_RF = shared.group != nullptr ? shared.group->gather(ctx, shared.rank, hidden_RF) : hidden_RF;
   if (!cuda::grouped_linear(ctx, down_RH, whole_RF, experts.down, begin_P)) return false;
+  if (experts.biased != nullptr) cuda::add_expert_biases(ctx, down_RH, experts.biased->down_V, begin_P, weight_R);
   cuda::sum_rows(ctx, out_TH, down_RH, slot_TK, false);
   return true;
 }
@@ -551,6 +559,9 @@ bool mix_many_rows(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, Cons
 bool mix_experts(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, ConstTensorView ids_TK, ConstTensorView weights_TK,
                  const ExpertMatrices& experts, const SharedLayers& shared) {
   const std::int64_t T = ids_TK.shape.num_rows(), K = ids_TK.shape.num_cols(), R = T * K, H = x_TH.shape.num_cols();
+  if (experts.biased != nullptr)
+    return is_wide(x_TH) && cuda::can_mix_experts(ctx, T, K, experts) &&
+           mix_many_rows(ctx, out_TH, x_TH, ids_TK, weights_TK, experts, shared);
   std::optional<Mixture> m = mixture(ctx, T, K, experts);
   if (!m || !is_wide(x_TH)) return false;
   if (R >= kManyRowsOfExpert * static_cast<std::int64_t>(experts.down.size()) &&

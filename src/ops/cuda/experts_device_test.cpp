@@ -37,7 +37,8 @@ struct Experts {
 };
 
 /// By the ops one after another, expert by expert.
-Tensor mixed_in_steps(Sides& s, const Experts& experts, const Tensor& x_TH, const Tensor& ids_TK, const Tensor& weights_TK) {
+Tensor mixed_in_steps(Sides& s, const Experts& experts, const Tensor& x_TH, const Tensor& ids_TK, const Tensor& weights_TK,
+                      const BiasedExperts* biased = nullptr) {
   const std::int64_t T = ids_TK.shape().num_rows(), K = ids_TK.shape().num_cols(), R = T * K, H = x_TH.shape().num_cols();
   const auto E = static_cast<std::int64_t>(experts.down.size()), F = experts.down[0]->num_inputs();
   const auto fresh = [&](Shape shape, DType dtype) { return Tensor::empty(s.gpu_runtime, shape, dtype); };
@@ -54,8 +55,14 @@ Tensor mixed_in_steps(Sides& s, const Experts& experts, const Tensor& x_TH, cons
         linear(s.gpu, to.slice(first, count), from.slice(first, count), *matrices[e]);
   };
   products(gate_up, rows, experts.gate_up);
-  swiglu_rows(s.gpu, hidden, gate_up, weight);
+  if (biased != nullptr) {
+    add_expert_biases(s.gpu, gate_up, biased->gate_up_V, begin, {});
+    clamped_swiglu(s.gpu, hidden, gate_up, weight, biased->gate);
+  } else {
+    swiglu_rows(s.gpu, hidden, gate_up, weight);
+  }
   products(rows, hidden, experts.down);
+  if (biased != nullptr) add_expert_biases(s.gpu, rows, biased->down_V, begin, weight);
   sum_rows(s.gpu, out, rows, slot, false);
   return s.to_cpu(out);
 }
@@ -83,6 +90,36 @@ TEST(CudaExperts, AMixtureIsItsOpsOneAfterAnother) {
         if (!same_bits(s.to_cpu(got), mixed_in_steps(s, experts, x, ids, weights)))
           different += fmt::format(" {} tokens of {} experts", T, E);
       }
+    }
+  }
+  EXPECT_EQ(different, "");
+}
+
+TEST(CudaExperts, AMixtureOfExpertsWithBiasesIsItsOpsOneAfterAnother) {
+  Sides s;
+  if (cuda::properties_of(s.gpu).major != 9) GTEST_SKIP() << "kernels for compute capability 9.0";
+  struct Case {
+    std::int64_t E, K, H, F;
+  };
+  std::string different;
+  for (const auto& [E, K, H, F] : {Case{32, 4, 320, 192}, {6, 2, 64, 64}, {1, 1, 128, 64}}) {
+    if (is_watched() && E > 6) continue;
+    const Experts experts(s, E, H, F);
+    const Tensor gate_up_V = s.to_gpu(s.random({E * 2 * F}, DType::kF32, 8)), down_V = s.to_gpu(s.random({E * H}, DType::kF32, 9));
+    const BiasedExperts biased{.gate = {.alpha = 1.702f, .limit = 0.8f}, .gate_up_V = gate_up_V, .down_V = down_V};
+    ExpertMatrices matrices = experts.matrices();
+    matrices.biased = &biased;
+    for (const std::int64_t T : {1, 2, 9, 33, 200, 2048}) {
+      if (is_watched() && T > 33) continue;
+      const Tensor x = s.to_gpu(s.random({T, H}, DType::kBF16, 1)),
+                   logits = s.random({T, E}, DType::kF32, static_cast<std::uint64_t>(T), 2.0f);
+      Tensor ids = Tensor::empty(s.gpu_runtime, {T, K}, DType::kI32), weights = Tensor::empty(s.gpu_runtime, {T, K}, DType::kF32),
+             mass = Tensor::empty(s.gpu_runtime, {T}, DType::kF32), got = s.to_gpu(s.filled({T, H}, DType::kBF16, kNan));
+      route(s.gpu, ids, weights, mass, s.to_gpu(logits), true);
+      ASSERT_TRUE(can_mix_experts(s.gpu, T, K, matrices)) << T << " tokens of " << E << " experts";
+      ASSERT_TRUE(mix_experts(s.gpu, got, x, ids, weights, matrices));
+      if (!same_bits(s.to_cpu(got), mixed_in_steps(s, experts, x, ids, weights, &biased)))
+        different += fmt::format(" {} tokens of {} experts", T, E);
     }
   }
   EXPECT_EQ(different, "");

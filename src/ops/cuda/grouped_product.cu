@@ -297,17 +297,24 @@ void launch(const OpContext& ctx, const GroupedArgs& a, std::int64_t most_tiles)
 /// Whether rows can be copied in boxes and stored in pieces of 16 bytes.
 bool is_boxed(const ConstTensorView& rows) { return rows.dtype == DType::kBF16 && is_wide(rows) && rows.shape.num_cols() % kDepth == 0; }
 
+/// Matrices that groups of so many rows can be multiplied with.
+std::optional<Stacked> grouped(const OpContext& ctx, std::span<const LinearWeight* const> weights, std::int64_t rows) {
+  if (properties_of(ctx).major != 9 || static_cast<std::int64_t>(weights.size()) > kMaxExperts) return std::nullopt;
+  const std::optional<Stacked> w = stacked(ctx, weights);
+  if (!w || w->first->dtype() != DType::kBF16) return std::nullopt;
+  Product p = forward_product(*w->first, nullptr, w->first->num_inputs(), rows, 0, w->first->num_outputs());
+  p.out_dtype = DType::kBF16;
+  return has_librarys_bits(ctx, p) ? w : std::nullopt;
+}
+
 /// out = left W^T or left W, whose rows are those of groups.
 template <Grouped kKind>
 bool multiply_rows(OpContext& ctx, TensorView out, ConstTensorView left, std::span<const LinearWeight* const> weights,
                    ConstTensorView begin_P) {
   const std::int64_t rows = left.shape.num_rows(), groups = static_cast<std::int64_t>(weights.size());
-  if (properties_of(ctx).major != 9 || !is_boxed(out) || !is_boxed(left) || groups > kMaxExperts) return false;
-  const std::optional<Stacked> w = stacked(ctx, weights);
-  if (!w || w->first->dtype() != DType::kBF16) return false;
-  Product p = forward_product(*w->first, nullptr, w->first->num_inputs(), rows, 0, w->first->num_outputs());
-  p.out_dtype = DType::kBF16;
-  if (!has_librarys_bits(ctx, p)) return false;
+  if (!is_boxed(out) || !is_boxed(left)) return false;
+  const std::optional<Stacked> w = grouped(ctx, weights, rows);
+  if (!w) return false;
   const std::int64_t N = w->first->num_outputs(), K = w->first->num_inputs();
   GroupedArgs a{};
   a.left = rows_map(left.data, rows, left.shape.num_cols(), left.row_stride, kTileRows, 1);
@@ -327,6 +334,11 @@ bool multiply_rows(OpContext& ctx, TensorView out, ConstTensorView left, std::sp
 }
 
 }  // namespace
+
+bool can_group(const OpContext& ctx, std::span<const LinearWeight* const> weights, std::int64_t num_rows) {
+  const std::optional<Stacked> w = grouped(ctx, weights, num_rows);
+  return w && w->first->num_outputs() % kDepth == 0 && w->first->num_inputs() % kDepth == 0;
+}
 
 bool grouped_linear(OpContext& ctx, TensorView y_RN, ConstTensorView x_RK, std::span<const LinearWeight* const> weights,
                     ConstTensorView begin_P) {

@@ -29,6 +29,9 @@ struct Stacked {
 };
 std::optional<Stacked> stacked(const OpContext& ctx, std::span<const LinearWeight* const> weights);
 
+/// Whether grouped_linear() takes so many rows of these matrices, which lie in aligned memory.
+bool can_group(const OpContext& ctx, std::span<const LinearWeight* const> weights, std::int64_t num_rows);
+
 /// out[M, count] = x[M, K] W[first.., K]^T for outputs [first, first + count); no bias. The row-invariant product behind `linear`
 /// and the LM head.
 Product forward_product(const DenseWeight& w, const void* x, std::int64_t x_stride, std::int64_t M, std::int64_t first, std::int64_t count);

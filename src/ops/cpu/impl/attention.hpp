@@ -387,10 +387,17 @@ template <typename T>
 void attention_finish_t(const AttentionFinish& f) {
   for (std::int64_t r = 0; r < f.num_rows; ++r) {
     T* out = static_cast<T*>(f.out) + (r / f.group) * f.out_token_stride + (r % f.group) * f.head_stride;
-    const Vec inverse = set1(1.0f / f.row_sum[r]);
+    float top = f.row_max[r], sum = f.row_sum[r], scale = 1.0f;
+    if (f.sinks != nullptr) {
+      const float sink = f.sinks[r % f.group];
+      top = sink > top ? sink : top;
+      scale = exp_one(f.row_max[r] - top);
+      sum = sum * scale + exp_one(sink - top);
+    }
+    const Vec inverse = set1(scale / sum);
     // Adding zero turns -0 into +0, the one trace a skipped key with weight 0 could leave.
     for (int d = 0; d < f.head_dim; d += Vec::kLanes) store(out + d, load(f.row_out + r * f.head_dim + d) * inverse + zero());
-    if (f.lse != nullptr) f.lse[(r / f.group) * f.lse_token_stride + r % f.group] = f.row_max[r] + __builtin_logf(f.row_sum[r]);
+    if (f.lse != nullptr) f.lse[(r / f.group) * f.lse_token_stride + r % f.group] = top + __builtin_logf(sum);
   }
 }
 void attention_finish(const AttentionFinish& f) {

@@ -77,6 +77,34 @@ void swiglu_backward_t(T* dgate, T* dup, const T* dout, const T* gate, const T* 
   });
 }
 
+/// What ops::ClampedGate makes of one gate and one up.
+struct ClampedPair {
+  Vec gate, up, gate_sigmoid;  ///< both clamped, `up` plus 1
+  ClampedPair(Vec g, Vec u, float alpha, float limit)
+      // Of a NaN the second operand remains.
+      : gate(min(set1(limit), g)), up(min(set1(limit), max(set1(-limit), u)) + set1(1.0f)), gate_sigmoid(sigmoid(gate * set1(alpha))) {}
+};
+
+template <typename T>
+void clamped_swiglu_t(T* out, const float* gate, const float* up, std::int64_t n, float alpha, float limit) {
+  for_vectors(n, [&](std::int64_t i, int l) {
+    const ClampedPair p(get(gate + i, l), get(up + i, l), alpha, limit);
+    put(out + i, p.gate * p.gate_sigmoid * p.up, l);
+  });
+}
+
+template <typename T>
+void clamped_swiglu_backward_t(float* gate, float* up, const T* dout, std::int64_t n, float alpha, float limit) {
+  for_vectors(n, [&](std::int64_t i, int l) {
+    const Vec g = get(gate + i, l), u = get(up + i, l), d = get(dout + i, l);
+    const ClampedPair p(g, u, alpha, limit);
+    const Vec slope = p.gate_sigmoid * fma(set1(alpha) * p.gate, set1(1.0f) - p.gate_sigmoid, set1(1.0f));
+    const Vec at_most = set1(limit);
+    put(gate + i, select_less(at_most, g, zero(), d * p.up * slope), l);
+    put(up + i, select_less(at_most, u, zero(), select_less(u, set1(-limit), zero(), d * p.gate * p.gate_sigmoid)), l);
+  });
+}
+
 template <typename T>
 void rope_t(T* x, const float* cos, const float* sin, std::int64_t half, bool inverse) {
   for_vectors(half, [&](std::int64_t i, int l) {
@@ -149,6 +177,13 @@ void swiglu(void* out, const void* gate, const void* up, std::int64_t n, DType t
 void swiglu_backward(void* dgate, void* dup, const void* dout, const void* gate, const void* up, std::int64_t n, DType t) {
   PRL_BY_DTYPE(t, swiglu_backward_t(f32(dgate), f32(dup), f32(dout), f32(gate), f32(up), n),
                swiglu_backward_t(bf16(dgate), bf16(dup), bf16(dout), bf16(gate), bf16(up), n))
+}
+void clamped_swiglu(void* out, const float* gate, const float* up, std::int64_t n, float alpha, float limit, DType t) {
+  PRL_BY_DTYPE(t, clamped_swiglu_t(f32(out), gate, up, n, alpha, limit), clamped_swiglu_t(bf16(out), gate, up, n, alpha, limit))
+}
+void clamped_swiglu_backward(float* gate, float* up, const void* dout, std::int64_t n, float alpha, float limit, DType t) {
+  PRL_BY_DTYPE(t, clamped_swiglu_backward_t(gate, up, f32(dout), n, alpha, limit),
+               clamped_swiglu_backward_t(gate, up, bf16(dout), n, alpha, limit))
 }
 void rope(void* x, const float* cos, const float* sin, std::int64_t half, bool inverse, DType t) {
   PRL_BY_DTYPE(t, rope_t(f32(x), cos, sin, half, inverse), rope_t(bf16(x), cos, sin, half, inverse))

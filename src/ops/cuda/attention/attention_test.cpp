@@ -85,7 +85,7 @@ struct GpuProblem {
   AttentionCase c;
   std::vector<std::int32_t> cu;
   std::int64_t T, width;
-  Tensor host_qkv, qkv;
+  Tensor host_qkv, qkv, host_sinks, sinks;
   float scale;
 
   GpuProblem(CpuSession& cpu, GpuSession& gpu, const AttentionCase& kase, DType dtype, std::uint64_t seed = 1)
@@ -93,7 +93,11 @@ struct GpuProblem {
     host_qkv = cpu.random({std::max<std::int64_t>(T, 1), width}, dtype, seed);
     qkv = gpu.copy(host_qkv);
     scale = 1.0f / std::sqrt(static_cast<float>(c.D));
+    if (!c.has_sinks) return;
+    host_sinks = cpu.random({c.Hq}, DType::kF32, seed + 100);
+    sinks = gpu.copy(host_sinks);
   }
+  const float* device_sinks() const { return c.has_sinks ? sinks.as<float>() : nullptr; }
   ConstTensorView slice(const Tensor& t, std::int64_t first_head, std::int64_t heads) const {
     const auto size = static_cast<std::int64_t>(size_of(t.dtype()));
     return {t.as<char>() + first_head * c.D * size, {T, heads, c.D}, t.dtype(), t.runtime()->device(), c.D};
@@ -107,7 +111,10 @@ struct GpuProblem {
             .v_token_stride = width,
             .cu_seqlens = cu,
             .scale = scale,
-            .window = c.window};
+            .window = c.window,
+            .sinks_H = !c.has_sinks                                     ? ConstTensorView{}
+                       : t.runtime()->device().kind == DeviceKind::kCpu ? host_sinks
+                                                                        : sinks};
   }
 };
 
@@ -192,6 +199,11 @@ TEST_P(CudaAttentionTest, GradientAgreesWithTheCpu) {
     EXPECT_LT(worst_error(values(gpu.host(got.dq)), doubles(dq), 1.0), bound(2e-5, 2e-2));
     EXPECT_LT(worst_error(values(gpu.host(got.dk)), doubles(dk), 1.0), bound(2e-5, 3e-2));
     EXPECT_LT(worst_error(values(gpu.host(got.dv)), doubles(dv), 1.0), bound(2e-5, 3e-2));
+    if (!c.has_sinks) continue;
+    Tensor dsinks = cpu.filled({c.Hq}, DType::kF32, 0.5f), got_dsinks = gpu.copy(dsinks);
+    attention_sinks_backward(cpu.ctx, dsinks, dout, out, lse, p.host_sinks);
+    attention_sinks_backward(gpu.ctx, got_dsinks, gpu.copy(dout), gpu.copy(out), gpu.copy(lse), p.sinks);
+    EXPECT_LT(worst_error(values(gpu.host(got_dsinks)), doubles(dsinks), 1.0), 2e-5);
   }
 }
 
@@ -252,7 +264,8 @@ TEST_P(CudaAttentionTest, PagedEqualsVarlenBitForBit) {
   for (const AttentionCase& c : {AttentionCase{"", 6, 2, 64, {150, 1, 67, 300}}, AttentionCase{"", 2, 2, 80, {129, 30}},
                                  AttentionCase{"", 4, 2, 128, {400, 128, 77}}, AttentionCase{"", 2, 1, 256, {200, 65}},
                                  AttentionCase{"", 4, 2, 128, {400, 128, 77}, 150}, AttentionCase{"", 6, 2, 64, {300, 67}, 33},
-                                 AttentionCase{"", 2, 1, 256, {200, 65}, 70}}) {
+                                 AttentionCase{"", 2, 1, 256, {200, 65}, 70}, AttentionCase{"", 8, 2, 64, {300, 67, 129}, 0, true},
+                                 AttentionCase{"", 8, 1, 64, {300, 67}, 128, true}, AttentionCase{"", 4, 2, 128, {400, 77}, 0, true}}) {
     if (is_watched() && dtype() == DType::kF32 && c.D > 80) continue;
     GpuProblem p(cpu, gpu, c, dtype());
     Tensor dense = gpu.poisoned({p.T, c.Hq, c.D}, dtype());
@@ -292,7 +305,8 @@ TEST_P(CudaAttentionTest, PagedEqualsVarlenBitForBit) {
                                  .block_table = cache.table,
                                  .max_blocks = static_cast<std::int32_t>(cache.blocks_each),
                                  .scale = p.scale,
-                                 .window = c.window});
+                                 .window = c.window,
+                                 .sinks_H = p.args(p.qkv).sinks_H});
           const Tensor out = gpu.host(device_out);
           for (std::int64_t r = 0; r < T; ++r)
             ASSERT_TRUE(same_bits(out.slice(r, 1), want.slice(rows[static_cast<std::size_t>(r)], 1)))
@@ -309,6 +323,8 @@ TEST_P(CudaAttentionTest, LongContextsAreSplitWithoutATrace) {
       {"", 2, 1, 64, {2 * kAttentionChunk + 70}}, {"", 4, 2, 128, {3 * kAttentionChunk}}, {"", 2, 2, 256, {kAttentionChunk + 1}}};
   for (const std::int64_t window : {1, 60, 71, 1000, 1024, 1100, 2100}) all.push_back({"", 4, 2, 128, {2 * kAttentionChunk + 70}, window});
   all.push_back({"", 2, 2, 256, {kAttentionChunk + 100}, 200});
+  all.push_back({"", 8, 1, 64, {2 * kAttentionChunk + 70}, 0, true});
+  all.push_back({"", 4, 2, 128, {2 * kAttentionChunk + 70}, 1100, true});
   if (is_watched() && dtype() == DType::kF32) all = {{"", 1, 1, 16, {kAttentionChunk + 70}}, {"", 1, 1, 16, {kAttentionChunk + 70}, 100}};
   for (const AttentionCase& c : all) {
     GpuProblem p(cpu, gpu, c, dtype());
@@ -324,7 +340,8 @@ TEST_P(CudaAttentionTest, LongContextsAreSplitWithoutATrace) {
                          .block_table = cache.table,
                          .max_blocks = static_cast<std::int32_t>(cache.blocks_each),
                          .scale = p.scale,
-                         .window = c.window};
+                         .window = c.window,
+                         .sinks_H = p.args(p.qkv).sinks_H};
     for (const std::int32_t count : {1, 5, 40, 300, 1024}) {
       const std::vector<std::int32_t> start = {0, count}, context = {static_cast<std::int32_t>(p.T)};
       Tensor out = gpu.poisoned({count, c.Hq, c.D}, dtype());
@@ -353,7 +370,8 @@ TEST_P(CudaAttentionTest, LongContextsAreSplitWithoutATrace) {
                                        .num_sequences = n,
                                        .max_blocks = static_cast<std::int32_t>(cache.blocks_each),
                                        .scale = p.scale,
-                                       .window = c.window};
+                                       .window = c.window,
+                                       .sinks = p.device_sinks()};
     Tensor plan = Tensor::empty(gpu.runtime, {static_cast<std::int64_t>(cuda::decode_plan_bytes(n, cache.blocks_each * cache.block_size))},
                                 DType::kU8);
     cuda::plan_decode(gpu.ctx, family(), plan.data(), decode);
@@ -412,6 +430,7 @@ TEST(CudaAttention, FusedDecodeIsTheOpsOneAfterAnother) {
     bool has_norm;
     std::int64_t num_pairs = D / 2;  ///< that turn
     std::int64_t window = 0;
+    bool has_sinks = false;
   };
   for (const FusedCase& c :
        {FusedCase{4, 2, 128, 16, true}, FusedCase{48, 24, 128, 16, true}, FusedCase{8, 8, 128, 64, false}, FusedCase{14, 2, 64, 16, true},
@@ -420,7 +439,9 @@ TEST(CudaAttention, FusedDecodeIsTheOpsOneAfterAnother) {
         FusedCase{90, 10, 128, 32, true}, FusedCase{90, 10, 64, 32, false}, FusedCase{16, 8, 64, 32, true}, FusedCase{20, 2, 64, 16, false},
         // More units than two for each block, so that blocks take further ones as they get done.
         FusedCase{64, 64, 64, 16, true}, FusedCase{4, 2, 128, 16, true, 64, 100}, FusedCase{64, 8, 64, 32, false, 32, 128},
-        FusedCase{8, 8, 128, 64, false, 64, 1100}, FusedCase{24, 2, 128, 16, true, 64, 1}}) {
+        FusedCase{8, 8, 128, 64, false, 64, 1100}, FusedCase{24, 2, 128, 16, true, 64, 1}, FusedCase{64, 8, 64, 32, false, 32, 128, true},
+        FusedCase{64, 8, 64, 32, false, 32, 0, true}, FusedCase{90, 10, 128, 32, false, 64, 0, true},
+        FusedCase{20, 1, 128, 16, true, 64, 0, true}}) {
     SCOPED_TRACE(fmt::format("{} {} {} blocks of {}, {} pairs, window {}", c.Hq, c.Hkv, c.D, c.block_size, c.num_pairs, c.window));
     const std::vector<std::int32_t> lengths = {129, 1, 0, 16, 17, 127, 128, 300, 255, 256, 1024, 1025, 2500};
     const auto n = static_cast<std::int64_t>(lengths.size()), blocks_each = (2500 + c.block_size - 1) / c.block_size;
@@ -467,6 +488,8 @@ TEST(CudaAttention, FusedDecodeIsTheOpsOneAfterAnother) {
       in.k_norm_D = k_norm;
     }
     const float scale = 1.0f / std::sqrt(static_cast<float>(c.D));
+    const Tensor sinks = gpu.copy(cpu.random({c.Hq}, DType::kF32, 6));
+    const ConstTensorView sinks_H = c.has_sinks ? ConstTensorView(sinks) : ConstTensorView{};
     Tensor k[2], v[2], out[2];
     for (int fused = 0; fused < 2; ++fused) {
       k[fused] = gpu.copy(host_k);
@@ -478,10 +501,10 @@ TEST(CudaAttention, FusedDecodeIsTheOpsOneAfterAnother) {
           Tensor::empty(gpu.runtime, {static_cast<std::int64_t>(decode_plan_bytes(gpu.ctx, index, c.block_size))}, DType::kU8);
       plan_decode(gpu.ctx, plan, q.view().reshaped({n, c.Hq, c.D}), layer, index, c.window);
       if (fused == 1) {
-        ASSERT_TRUE(attention_decode_fused(gpu.ctx, out[1], in, layer, index, plan, scale, c.window));
+        ASSERT_TRUE(attention_decode_fused(gpu.ctx, out[1], in, layer, index, plan, scale, c.window, sinks_H));
       } else {
         norm_rope_to_cache(gpu.ctx, q, layer, device_slots, in);
-        attention_decode(gpu.ctx, out[0], q.view().reshaped({n, c.Hq, c.D}), layer, index, plan, scale, c.window);
+        attention_decode(gpu.ctx, out[0], q.view().reshaped({n, c.Hq, c.D}), layer, index, plan, scale, c.window, sinks_H);
       }
     }
     EXPECT_TRUE(same_bits(gpu.host(k[0]), gpu.host(k[1]))) << "keys";

@@ -230,4 +230,25 @@ void attention_varlen_backward(OpContext& ctx, TensorView dq_THD, TensorView dk_
                             dout_THD, out_THD, lse_TH, args);
 }
 
+void attention_sinks_backward(OpContext& ctx, TensorView dsinks_H, ConstTensorView dout_THD, ConstTensorView out_THD,
+                              ConstTensorView lse_TH, ConstTensorView sinks_H) {
+  const std::int64_t T = out_THD.shape[0], H = out_THD.shape[1];
+  check_rows("out", out_THD.data, 0, out_THD.dtype);
+  check_rows("dout", dout_THD.data, 0, dout_THD.dtype);
+  const std::int64_t num_partial = ceil_div(T, std::int64_t{kSinkTokens}) * H;
+  const SinkParams p{.out = out_THD.data,
+                     .dout = dout_THD.data,
+                     .lse = lse_TH.as<float>(),
+                     .sinks = sinks_H.as<float>(),
+                     .partial = static_cast<float*>(ctx.workspace->require(static_cast<std::size_t>(num_partial) * sizeof(float))),
+                     .dsinks = dsinks_H.as<float>(),
+                     .num_tokens = T,
+                     .num_heads = static_cast<std::int32_t>(H),
+                     .head_dim = static_cast<std::int32_t>(out_THD.shape[2])};
+  if (out_THD.dtype == DType::kF32)
+    launch_sink_gradients<float>(p, stream_of(ctx));
+  else
+    launch_sink_gradients<__nv_bfloat16>(p, stream_of(ctx));
+}
+
 }  // namespace prl::ops::cuda

@@ -30,7 +30,8 @@ struct DecodeAttention {
   std::int32_t num_sequences = 0;
   std::int32_t max_blocks = 0;
   float scale = 1.0f;
-  std::int64_t window = 0;  ///< as in VarlenAttention, and as planned
+  std::int64_t window = 0;       ///< as in VarlenAttention, and as planned
+  const float* sinks = nullptr;  ///< [Hq], device: VarlenAttention::sinks_H
 };
 /// Bytes of device memory for the plan of a step: see plan_decode.
 std::size_t decode_plan_bytes(std::int32_t num_sequences, std::int64_t max_context);

@@ -53,7 +53,8 @@ ForwardCall call_of(TensorView out_THD, TensorView lse_TH, const VarlenAttention
           .paged = false,
           .num_blocks = 0,
           .block_size = 1,
-          .block_table = nullptr};
+          .block_table = nullptr,
+          .sinks = a.sinks_H.as<float>()};
 }
 
 ForwardCall call_of(TensorView out_THD, ConstTensorView q_THD, std::int64_t q_token_stride, const KvLayer& layer, float scale,
@@ -80,7 +81,8 @@ ForwardCall call_of(TensorView out_THD, ConstTensorView q_THD, std::int64_t q_to
           .paged = true,
           .num_blocks = layer.k.shape[0],
           .block_size = layer.k.shape[2],
-          .block_table = nullptr};
+          .block_table = nullptr,
+          .sinks = nullptr};
 }
 
 hopper::ForwardParams hopper_params(const ForwardCall& c, const RowPacking& packing) {
@@ -110,6 +112,7 @@ hopper::ForwardParams hopper_params(const ForwardCall& c, const RowPacking& pack
   p.out = static_cast<__nv_bfloat16*>(c.out);
   p.lse = c.lse;
   p.block_table = c.block_table;
+  p.sinks = c.sinks;
   p.block_size = static_cast<std::int32_t>(c.block_size);
   p.box_rows = static_cast<std::int32_t>(box_rows);
   return p;
@@ -164,6 +167,7 @@ PlainForward<T> plain_params(const ForwardCall& c, const RowPacking& packing) {
   p.out = static_cast<T*>(c.out);
   p.lse = c.lse;
   p.block_table = c.block_table;
+  p.sinks = c.sinks;
   p.block_size = static_cast<std::int32_t>(c.block_size);
   return p;
 }
@@ -176,6 +180,7 @@ MergeParams merge_params(const ForwardCall& c, const RowPacking& packing) {
   p.num_q_heads = static_cast<std::int32_t>(c.num_q_heads);
   p.head_dim = static_cast<std::int32_t>(c.head_dim);
   p.out = c.out;
+  p.sinks = c.sinks;
   return p;
 }
 

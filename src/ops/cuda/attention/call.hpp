@@ -23,10 +23,11 @@ struct ForwardCall {
   bool paged;
   std::int64_t num_blocks, block_size;
   const std::int32_t* block_table;  ///< device
+  const float* sinks;               ///< [num_q_heads], device, or nullptr
 };
 /// Error{kShape} where a row does not start at a multiple of 16 bytes, Error{kInvalidArgument} where scale is not positive.
 ForwardCall call_of(TensorView out_THD, TensorView lse_TH, const VarlenAttention& args);
-/// The block table is the caller's to set.
+/// The block table is the caller's to set, and so are sinks.
 ForwardCall call_of(TensorView out_THD, ConstTensorView q_THD, std::int64_t q_token_stride, const KvLayer& layer, float scale,
                     std::int64_t window);
 /// VarlenAttention::window as kernels have it.

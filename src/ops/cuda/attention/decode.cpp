@@ -56,6 +56,7 @@ void decode(OpContext& ctx, AttentionFamily family, TensorView out_THD, const vo
   const std::int64_t q_stride = a.q_token_stride == 0 ? a.q_THD.shape[1] * a.q_THD.shape[2] : a.q_token_stride;
   ForwardCall call = call_of(out_THD, a.q_THD, q_stride, a.layer, a.scale, a.window);
   call.block_table = a.block_table;
+  call.sinks = a.sinks;
   const RowPacking packing = RowPacking::of(call.num_q_heads, call.num_kv_heads);
   const std::int64_t chunks = max_chunks(a), max_units = a.num_sequences * chunks;
   DecodePlan plan{};
@@ -141,12 +142,14 @@ void plan_decode(OpContext& ctx, TensorView plan, ConstTensorView q_BHD, const K
 }
 
 void attention_decode(OpContext& ctx, TensorView out_BHD, ConstTensorView q_BHD, const KvLayer& layer, const DecodeIndex& index,
-                      ConstTensorView plan, float scale, std::int64_t window) {
-  attention_decode(ctx, chosen_attention_family(ctx), out_BHD, plan.data, decode_of(q_BHD, layer, index, scale, window));
+                      ConstTensorView plan, float scale, std::int64_t window, ConstTensorView sinks_H) {
+  DecodeAttention a = decode_of(q_BHD, layer, index, scale, window);
+  a.sinks = sinks_H.as<float>();
+  attention_decode(ctx, chosen_attention_family(ctx), out_BHD, plan.data, a);
 }
 
 bool attention_decode_fused(OpContext& ctx, TensorView out_BHD, const HeadInputs& in, const KvLayer& layer, const DecodeIndex& index,
-                            ConstTensorView plan, float scale, std::int64_t window) {
+                            ConstTensorView plan, float scale, std::int64_t window, ConstTensorView sinks_H) {
   const std::int64_t D = in.head_dim, block_size = layer.k.shape[2];
   const bool is_wanted_type = chosen_attention_family(ctx) == AttentionFamily::kHopper && in.qkv_TE.dtype == DType::kBF16;
   if (ceil_div(in.num_heads, in.num_kv_heads) > hopper::kMaxFreshHeads) return false;
@@ -159,6 +162,7 @@ bool attention_decode_fused(OpContext& ctx, TensorView out_BHD, const HeadInputs
   q.row_stride = D;
   DecodeAttention a = decode_of(q, layer, index, scale, window);
   a.q_token_stride = in.qkv_TE.row_stride;
+  a.sinks = sinks_H.as<float>();
   const hopper::FreshHeads fresh{.qkv = in.qkv_TE.as<__nv_bfloat16>(),
                                  .qkv_stride = in.qkv_TE.row_stride,
                                  .q_norm = in.q_norm_D.as<float>(),

@@ -379,7 +379,7 @@ struct DecodeWarpgroup {
       if (chain % 8 == 0) m.totals_of(round)[chain / 8] = x;
     }
     named_sync<128>(2);
-    u.state >= 0 ? store_state(u, group) : store(to);
+    u.state >= 0 ? store_state(u, group) : store(to, group);
   }
 
   /// All of a unit by one warpgroup.
@@ -465,13 +465,17 @@ struct DecodeWarpgroup {
     const std::int64_t row = static_cast<std::int64_t>(u.token) * p.num_q_heads + first_head_of(p.packing, group) + head;
     return {p.out + row * F::kD + column, num_heads_of(p.packing, group) - head};
   }
-  __device__ __forceinline__ void store(const OutPlace& to) {
+  __device__ __forceinline__ void store(const OutPlace& to, int group) {
     const bool is_odd = lane / 4 % 2 != 0;
+    const int first_head = first_head_of(p.packing, group), last_head = first_head + num_heads_of(p.packing, group) - 1;
 #pragma unroll
     for (int i = 0; i < kMine; i += 2) {
       float scale[2];
 #pragma unroll
-      for (int e = 0; e < 2; ++e) scale[e] = inverse(m.totals_of(round)[head_of(i + e)]);
+      for (int e = 0; e < 2; ++e) {
+        const int head = head_of(i + e);  // of those that are not there nothing is stored
+        scale[e] = end_row<__nv_bfloat16>(top[i + e], m.totals_of(round)[head], p.sinks, min(first_head + head, last_head)).scale;
+      }
       std::uint32_t pairs[F::kBlocks][2];
 #pragma unroll
       for (int b = 0; b < F::kBlocks; ++b)

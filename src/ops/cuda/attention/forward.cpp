@@ -177,6 +177,7 @@ void attention_varlen(OpContext& ctx, TensorView out_THD, TensorView lse_TH, con
 void attention_paged(OpContext& ctx, AttentionFamily family, TensorView out_THD, const PagedAttention& args) {
   ForwardCall call = call_of(out_THD, args.q_THD, args.q_token_stride, args.layer, args.scale, args.window);
   call.block_table = staged(ctx, args.block_table);
+  call.sinks = args.sinks_H.as<float>();
   forward(ctx, family, args.q_THD.dtype, call, sequences_of(args));
 }
 void attention_paged(OpContext& ctx, TensorView out_THD, const PagedAttention& args) {

@@ -138,15 +138,15 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant
         (static_cast<std::int64_t>(u.state) * p.packing.num_groups + group) * p.state_rows + token * p.packing.heads + head;
     const std::int64_t at = static_cast<std::int64_t>(u.token + token) * p.num_q_heads + first_head + head;
     float* to = u.state >= 0 ? p.state_out + state * D : p.out + at * D;
-    const float scale = inverse(rows[i].total_sum);
+    const RowEnd end = end_row<float>(rows[i].total_top, rows[i].total_sum, p.sinks, first_head + head);
 #pragma unroll
     for (int c = 0; c < kColumns; ++c)
-      if (c * 32 + lane < D) to[c * 32 + lane] = u.state >= 0 ? rows[i].total_out[c] : finish_out(rows[i].total_out[c], scale);
+      if (c * 32 + lane < D) to[c * 32 + lane] = u.state >= 0 ? rows[i].total_out[c] : finish_out(rows[i].total_out[c], end.scale);
     if (lane != 0) continue;
     if (u.state >= 0)
       p.state_sums[state] = make_float2(rows[i].total_top, rows[i].total_sum);
     else if (p.lse != nullptr)
-      p.lse[at] = log_sum(rows[i].total_top, rows[i].total_sum);
+      p.lse[at] = log_sum(end.top, end.sum);
   }
 }
 

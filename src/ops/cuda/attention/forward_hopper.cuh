@@ -329,7 +329,7 @@ struct ForwardWarpgroup {
     for (int r = 0; r < 2; ++r) {
       if (!mine.valid[r]) continue;
       const std::int64_t row = static_cast<std::int64_t>(u.token + mine.token[r]) * p.num_q_heads + first_head + mine.head[r];
-      const float scale = inverse(total.sum[r]);
+      const RowEnd end = end_row<__nv_bfloat16>(total.top[r], total.sum[r], p.sinks, first_head + mine.head[r]);
       __nv_bfloat16* to = p.out + row * p.head_dim + 2 * (lane % 4);
 #pragma unroll
       for (int part = 0; part < kParts; ++part)
@@ -338,9 +338,9 @@ struct ForwardWarpgroup {
           const int column = part * kWidth + 2 * (i - 2 * r);
           if (column < p.head_dim)
             *reinterpret_cast<std::uint32_t*>(to + column) =
-                pack_bf16(finish_out(out[part][i], scale), finish_out(out[part][i + 1], scale));
+                pack_bf16(finish_out(out[part][i], end.scale), finish_out(out[part][i + 1], end.scale));
         }
-      if (p.lse != nullptr && lane % 4 == 0) p.lse[row] = log_sum(total.top[r], total.sum[r]);
+      if (p.lse != nullptr && lane % 4 == 0) p.lse[row] = log_sum(end.top, end.sum);
     }
   }
   __device__ __forceinline__ void store_state(const AttentionUnit& u, int group, const LaneRows& mine) {

@@ -153,12 +153,12 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant
       if (lane % 4 == 0) p.state_sums[state] = make_float2(total.top[r], total.sum[r]);
       continue;
     }
-    const float scale = inverse(total.sum[r]);
+    const RowEnd end = end_row<__nv_bfloat16>(total.top[r], total.sum[r], p.sinks, first_head + head[r]);
 #pragma unroll
     for (int i = 2 * r; i < kD / 2; i += 4)
       *reinterpret_cast<std::uint32_t*>(p.out + at * kD + 2 * (i - 2 * r) + 2 * (lane % 4)) =
-          pack_bf16(finish_out(total_out[i], scale), finish_out(total_out[i + 1], scale));
-    if (p.lse != nullptr && lane % 4 == 0) p.lse[at] = log_sum(total.top[r], total.sum[r]);
+          pack_bf16(finish_out(total_out[i], end.scale), finish_out(total_out[i + 1], end.scale));
+    if (p.lse != nullptr && lane % 4 == 0) p.lse[at] = log_sum(end.top, end.sum);
   }
 }
 

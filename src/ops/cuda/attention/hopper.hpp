@@ -54,6 +54,7 @@ struct ForwardParams {
   float* state_out;    ///< [state][group of heads][state_rows][D]
   float2* state_sums;  ///< [state][group of heads][state_rows]: top, sum
   std::int32_t state_rows;
+  const float* sinks;  ///< [Hq] or nullptr
 
   // launch_decode only
   CUtensorMap k_rest, v_rest;  ///< as k and v, boxes of 8 rows

@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_const
           out.x = merge_out(out.x, next.x, w);
           out.y = merge_out(out.y, next.y, w);
         }
-        const float scale = inverse(state.y);
+        const float scale = end_row<T>(state.x, state.y, p.sinks, first_head + head).scale;
         const float x = finish_out(out.x, scale), y = finish_out(out.y, scale);
         if constexpr (std::is_same_v<T, float>)
           *reinterpret_cast<float2*>(to + d) = make_float2(x, y);

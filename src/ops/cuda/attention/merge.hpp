@@ -19,6 +19,7 @@ struct MergeParams {
   const float* state_out;
   const float2* state_sums;
   std::int32_t state_rows;
+  const float* sinks;  ///< [num_q_heads] or nullptr
 };
 /// Merges the chunks of split units in order, with the arithmetic of a unit that is not split. T is float or __nv_bfloat16.
 template <typename T>

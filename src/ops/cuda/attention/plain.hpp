@@ -35,6 +35,7 @@ struct PlainForward {
   float* state_out;
   float2* state_sums;
   std::int32_t state_rows;
+  const float* sinks;  ///< [num_q_heads] or nullptr
 };
 void launch_plain_forward(const PlainForward<float>& p, cudaStream_t stream);
 void launch_plain_forward(const PlainForward<__nv_bfloat16>& p, cudaStream_t stream);

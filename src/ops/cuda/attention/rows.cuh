@@ -115,6 +115,19 @@ __device__ __forceinline__ ChunkWeights merge_rows(float& total_top, float& tota
 __device__ __forceinline__ float merge_out(float total, float next, const ChunkWeights& w) { return fmaf(next, w.next, total * w.total); }
 /// Adding zero turns -0 into +0, the one trace a banned key could leave.
 __device__ __forceinline__ float finish_out(float out, float inverse_sum) { return fmaf(out, inverse_sum, 0.0f); }
+/// How a row ends: what its out is multiplied with, and (top, sum) for log_sum.
+struct RowEnd {
+  float scale, top, sum;
+};
+/// `sinks` of all heads, or nullptr: one more key for each, of which there is no value.
+template <typename T>
+__device__ __forceinline__ RowEnd end_row(float top, float sum, const float* sinks, int head) {
+  if (sinks == nullptr) return {inverse(sum), top, sum};
+  const float sink = sinks[head] * kLog2e, most = fmaxf(top, sink);
+  const float weight = power_of_two_for<T>(top - most);
+  const float all = fmaf(sum, weight, power_of_two_for<T>(sink - most));
+  return {weight * inverse(all), most, all};
+}
 __device__ __forceinline__ float log_sum(float top, float sum) { return (top + log2f(sum)) * kLn2; }
 
 }  // namespace prl::ops::cuda

@@ -43,7 +43,50 @@ __global__ void __launch_bounds__(kStatsThreads) stats_kernel(const __grid_const
   }
 }
 
+/// A block of threads per part of the tokens and head; 16 lanes per row, as in stats_kernel.
+template <typename T>
+__global__ void __launch_bounds__(kStatsThreads) sink_parts_kernel(const __grid_constant__ SinkParams p) {
+  __shared__ float scratch[kStatsThreads / kWarp];
+  const int head = static_cast<int>(blockIdx.y), lane = static_cast<int>(threadIdx.x) % 16;
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kSinkTokens, end = min(p.num_tokens, first + kSinkTokens);
+  const float sink = p.sinks[head];
+  float total = 0.0f;
+  // Of a row that is not there 0: all lanes of a warp take part in its sums.
+  for (std::int64_t row = first + static_cast<int>(threadIdx.x) / 16; row < first + kSinkTokens; row += kStatsThreads / 16) {
+    const std::int64_t at = row * p.num_heads + head;
+    float sum = 0.0f;
+    if (row < end)
+      for (int i = lane; i < p.head_dim * static_cast<int>(sizeof(T)) / 16; i += 16)
+        sum += dot16(reinterpret_cast<const uint4*>(static_cast<const T*>(p.out) + at * p.head_dim)[i],
+                     reinterpret_cast<const uint4*>(static_cast<const T*>(p.dout) + at * p.head_dim)[i], static_cast<const T*>(nullptr));
+#pragma unroll
+    for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(kFullWarp, sum, step);
+    if (lane == 0 && row < end) total = fmaf(power_of_two_for<T>((sink - p.lse[at]) * kLog2e), sum, total);
+  }
+  total = block_sum(total, scratch);
+  if (threadIdx.x == 0) p.partial[static_cast<std::int64_t>(blockIdx.x) * p.num_heads + head] = total;
+}
+
+__global__ void __launch_bounds__(kStatsThreads) sink_sums_kernel(const __grid_constant__ SinkParams p, std::int64_t num_parts) {
+  const int head = static_cast<int>(blockIdx.x * kStatsThreads + threadIdx.x);
+  if (head >= p.num_heads) return;
+  float sum = 0.0f;
+  for (std::int64_t i = 0; i < num_parts; ++i) sum += p.partial[i * p.num_heads + head];
+  p.dsinks[head] -= sum;
+}
+
 }  // namespace
+
+template <typename T>
+void launch_sink_gradients(const SinkParams& p, cudaStream_t stream) {
+  const std::int64_t parts = (p.num_tokens + kSinkTokens - 1) / kSinkTokens;
+  sink_parts_kernel<T><<<dim3(static_cast<unsigned>(parts), static_cast<unsigned>(p.num_heads)), kStatsThreads, 0, stream>>>(p);
+  PRL_CUDA_CHECK(cudaGetLastError());
+  sink_sums_kernel<<<static_cast<unsigned>((p.num_heads + kStatsThreads - 1) / kStatsThreads), kStatsThreads, 0, stream>>>(p, parts);
+  PRL_CUDA_CHECK(cudaGetLastError());
+}
+template void launch_sink_gradients<float>(const SinkParams&, cudaStream_t);
+template void launch_sink_gradients<__nv_bfloat16>(const SinkParams&, cudaStream_t);
 
 template <typename T>
 void launch_stats(const StatsParams& p, cudaStream_t stream) {

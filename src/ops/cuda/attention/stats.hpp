@@ -24,6 +24,19 @@ struct StatsParams {
   const float* lse;        ///< [T][num_heads]
   float2* stats;           ///< [num_heads][num_blocks * kStatsRows]: lse in powers of two, sum over columns of dout * out
 };
+/// Queues dsinks[h] -= the sum over tokens of exp(sinks[h] - lse) * (dout . out), in parts of kSinkTokens tokens each, whose sums `partial`
+/// [parts, num_heads] holds in between.
+constexpr int kSinkTokens = 512;
+struct SinkParams {
+  const void *out, *dout;    ///< [num_tokens][num_heads][head_dim]
+  const float *lse, *sinks;  ///< [num_tokens][num_heads], [num_heads]
+  float *partial, *dsinks;
+  std::int64_t num_tokens;
+  std::int32_t num_heads, head_dim;
+};
+template <typename T>
+void launch_sink_gradients(const SinkParams& p, cudaStream_t stream);
+
 /// T is float or __nv_bfloat16.
 template <typename T>
 void launch_stats(const StatsParams& p, cudaStream_t stream);
