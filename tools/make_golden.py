@@ -15,7 +15,8 @@ import sys
 
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 SEQUENCES = [5, 70, 19]  # the second crosses a tile of 64 keys
 TEMPERATURES = [1.0, 1.0, 0.7]
@@ -26,6 +27,11 @@ LLAMA3_ROPE = dict(rope_type="llama3", rope_theta=5000.0, factor=8.0, low_freq_f
                    original_max_position_embeddings=64)
 LONG_ROPE = dict(rope_type="longrope", rope_theta=10000.0, partial_rotary_factor=0.5, short_factor=[1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 1.8, 2.2],
                  long_factor=[1.1, 1.4, 2.0, 3.5, 6.0, 11.0, 19.0, 30.0])
+
+GPT_OSS = dict(tie_word_embeddings=False, head_dim=32, hidden_size=64, intermediate_size=32, num_attention_heads=4, num_key_value_heads=2,
+               num_experts_per_tok=2, sliding_window=20, swiglu_limit=2.5,
+               rope_parameters=dict(rope_type="yarn", rope_theta=150000.0, factor=8.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+                                    original_max_position_embeddings=32))
 
 # name: (config class, keys beyond COMMON, stored dtype, shard size or None)
 CASES = {
@@ -84,6 +90,10 @@ CASES = {
                                                       layer_types=["linear_attention", "full_attention"], linear_num_key_heads=2, linear_num_value_heads=2,
                                                       linear_key_head_dim=32, linear_value_head_dim=16, linear_conv_kernel_dim=3, pad_token_id=None,
                                                       rope_parameters=dict(rope_type="default", rope_theta=1e5, partial_rotary_factor=0.5)), torch.float32, None),
+    # A low limit, so that gates and ups pass it.
+    "gpt_oss": ("GptOssConfig", GPT_OSS | dict(num_local_experts=6), torch.bfloat16, None),
+    # Experts in MXFP4, as they are published.
+    "gpt_oss_mxfp4": ("GptOssConfig", GPT_OSS | dict(num_local_experts=3, num_hidden_layers=1, head_dim=16), torch.bfloat16, None),
     "qwen3_untied_sharded": ("Qwen3Config", dict(tie_word_embeddings=False, head_dim=16, attention_bias=True), torch.bfloat16, "50KB"),
 }
 
@@ -107,6 +117,8 @@ def fill(model, generator):
                 parameter.copy_((0.0 if adds_one(model, name) else 1.0) + 0.2 * noise)
             elif name.endswith("bias"):
                 parameter.copy_(0.2 * noise)
+            elif name.endswith("sinks"):
+                parameter.copy_(2.0 * noise)
             else:
                 parameter.copy_(noise * (0.3 if "embed" in name or "lm_head" in name else 1.2 / parameter.shape[-1] ** 0.5))
         for buffer in correction_biases(model):
@@ -117,9 +129,14 @@ def fill(model, generator):
 STORED_NAMES = {"mixtral": {".mlp.": ".block_sparse_moe.", ".gate_proj.": ".w1.", ".up_proj.": ".w3.", ".down_proj.": ".w2."}}
 
 
-def parts_of(name, grad):
-    """Checkpoints hold experts one by one where transformers computes with one tensor of all."""
+def parts_of(name, grad, model_type):
+    """Checkpoints hold experts one by one where transformers computes with one tensor of all. Of GPT-OSS, whose do not, parts have names of their
+    own, and their matrices the order of outputs and inputs that all others have."""
     prefix, _, kind = name.rpartition(".experts.")
+    if model_type == "gpt_oss" and kind in ("gate_up_proj", "down_proj"):
+        for expert, both in enumerate(grad):
+            yield f"{prefix}.experts.{expert}.{kind}.weight", both.T
+        return
     if kind == "gate_up_proj":
         for expert, both in enumerate(grad):
             gate, up = both.chunk(2, dim=0)
@@ -134,10 +151,37 @@ def parts_of(name, grad):
 
 def as_stored(name, grad, model_type):
     """Names and parts of a parameter in checkpoints."""
-    for part_name, part in parts_of(name, grad):
+    for part_name, part in parts_of(name, grad, model_type):
         for own, stored in STORED_NAMES.get(model_type, {}).items():
             part_name = part_name.replace(own, stored)
         yield part_name, part
+
+
+def quantise_experts(model, generator):
+    """Gives experts random blocks of MXFP4, and parameters that are what transformers makes of them. Blocks and scales by their names in files."""
+    stored = {}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if not name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+                continue
+            experts, inputs, outputs = parameter.shape
+            blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), generator=generator, dtype=torch.uint8)
+            scales = torch.randint(121, 125, (experts, outputs, inputs // 32), generator=generator, dtype=torch.uint8)
+            parameter.copy_(convert_moe_packed_tensors(blocks, scales))
+            stored |= {name + "_blocks": blocks, name + "_scales": scales}
+    return stored
+
+
+def store_quantised(folder, stored):
+    """Puts blocks and scales in the place of what they stand for."""
+    whole = load_file(str(folder / "model.safetensors"))
+    kept = {name: tensor for name, tensor in whole.items() if name + "_blocks" not in stored}
+    save_file(kept | stored, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = dict(modules_to_not_convert=["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"],
+                                         quant_method="mxfp4")
+    (folder / "config.json").write_text(json.dumps(dict(sorted(config.items())), indent=2) + "\n")
+    return {name: tensor for name, tensor in whole.items() if name not in kept}
 
 
 def make_case(name, out):
@@ -151,6 +195,7 @@ def make_case(name, out):
     model = model.to(stored)
     for bias, kept in zip(correction_biases(model), biases):
         bias.data = kept
+    blocks = quantise_experts(model, generator) if name == "gpt_oss_mxfp4" else {}
     folder = out / name
     model.save_pretrained(folder, **({"max_shard_size": shard} if shard else {}))
     # Loaded again rather than widened: a cast model has lost bits of its rotary frequencies too.
@@ -182,6 +227,8 @@ def make_case(name, out):
     for parameter_name, parameter in model.named_parameters():
         for stored_name, grad in as_stored(parameter_name, parameter.grad, config.model_type):
             tensors["grad." + stored_name] = grad
+    if blocks:
+        tensors |= {"dequantised." + key: value for key, value in store_quantised(folder, blocks).items()}
     save_file({key: value.detach().contiguous() for key, value in tensors.items()}, str(folder / "expected.safetensors"))
     (folder / "generation_config.json").unlink(missing_ok=True)
     print(f"{name}: {sum(p.numel() for p in model.parameters())} parameters, loss {loss.item():.6f}")

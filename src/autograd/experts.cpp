@@ -102,6 +102,30 @@ std::shared_ptr<const Placement> place(Frame& frame, const Routing& routing, con
   return placement;
 }
 
+/// factor * what goes into an expert's `down`.
+void activate(ops::OpContext& ctx, TensorView out_MF, ConstTensorView gate_up_M2F, ConstTensorView factors_M, const ExpertsParameter& p) {
+  if (p.clamped) return ops::clamped_swiglu(ctx, out_MF, gate_up_M2F, factors_M, *p.clamped);
+  ops::swiglu_rows(ctx, out_MF, gate_up_M2F, factors_M);
+}
+void activate_backward(ops::OpContext& ctx, TensorView dgate_up_M2F, TensorView dfactors_M, ConstTensorView dout_MF,
+                       ConstTensorView gate_up_M2F, ConstTensorView factors_M, const ExpertsParameter& p) {
+  if (p.clamped) return ops::clamped_swiglu_backward(ctx, dgate_up_M2F, dfactors_M, dout_MF, gate_up_M2F, factors_M, *p.clamped);
+  ops::swiglu_rows_backward(ctx, dgate_up_M2F, dfactors_M, dout_MF, gate_up_M2F, factors_M);
+}
+
+/// What experts' biases add to rows that are multiplied with `factors_M` (no data: with 1).
+void add_biases(ops::OpContext& ctx, TensorView y_MN, ConstTensorView biases_V, const Placement& placement, ConstTensorView factors_M) {
+  if (biases_V.data != nullptr) ops::add_expert_biases(ctx, y_MN, biases_V, placement.begin_P, factors_M);
+}
+void run_bias_gradients(ops::OpContext& ctx, Tape& tape, TensorView dbiases_V, ConstTensorView dy_MN, const Placement& placement,
+                        ConstTensorView factors_M, std::int64_t num_tokens) {
+  if (dbiases_V.data == nullptr) return;
+  sum_over_blocks(ctx, tape.arena(), {.outs = std::span(&dbiases_V, 1)}, num_tokens, tape.num_token_blocks(),
+                  [&](std::int64_t first_token, std::int64_t num, std::span<const TensorView> to, bool) {
+                    ops::expert_biases_backward(ctx, to[0], dy_MN, placement.begin_P, placement.token_M, factors_M, {first_token, num});
+                  });
+}
+
 std::vector<const ops::LinearWeight*> matrices(std::span<const LinearParameter> of_experts) {
   std::vector<const ops::LinearWeight*> out;
   for (const LinearParameter& p : of_experts) out.push_back(p.weight);
@@ -185,6 +209,11 @@ void run_weight_gradients(ops::OpContext& ctx, Tape& tape, ConstTensorView dy_M,
   }
 }
 
+std::optional<ops::BiasedExperts> biased_of(const ExpertsParameter& p) {
+  if (!p.clamped) return std::nullopt;
+  return ops::BiasedExperts{.gate = *p.clamped, .gate_up_V = p.gate_up_biases_V, .down_V = p.down_biases_V};
+}
+
 bool has_adapter_gradients(std::span<const LinearParameter> of_experts) {
   return std::ranges::any_of(of_experts, [](const LinearParameter& p) { return p.lora != nullptr && p.lora->da.data != nullptr; });
 }
@@ -224,11 +253,7 @@ void router_backward(ops::OpContext& ctx, Tape& tape, const Var& x_TH, const Exp
   if (p.router.dw.data != nullptr && p.is_router_frozen) {
     form_weight_gradient(ctx, p.router.dw, dlogits_TE, x_TH.value, 0, 0, p.router.accumulate);
   } else if (p.router.dw.data != nullptr) {
-    sum_over_blocks(ctx, tape.arena(), {.outs = std::span(&p.router.dw, 1), .accumulate = p.router.accumulate, .can_overwrite = true},
-                    x_TH.value.shape.num_rows(), tape.num_token_blocks(),
-                    [&](std::int64_t begin, std::int64_t count, std::span<const TensorView> to, bool accumulate) {
-                      ops::linear_backward_weight(ctx, to[0], {}, dlogits_TE.rows(begin, count), x_TH.value.rows(begin, count), accumulate);
-                    });
+    weight_backward(ctx, tape, p.router, dlogits_TE, x_TH.value);
   }
   if (dx.data != nullptr) ops::linear_backward_input(ctx, dx, dlogits_TE, *p.router.weight, true);
 }
@@ -246,13 +271,16 @@ void experts_backward(ops::OpContext& ctx, Tape& tape, const Var& x_TH, ConstTen
   ops::embedding(ctx, rows_MH, dy_TH, placement.token_M);
   {
     const TensorView hidden_MF = dgate_up_M2F.reshaped({2 * M, F}).rows(0, M);  // before its own values come
-    ops::swiglu_rows(ctx, hidden_MF, gate_up_M2F, placement.weight_M);
+    activate(ctx, hidden_MF, gate_up_M2F, placement.weight_M, p);
+    run_bias_gradients(ctx, tape, p.ddown_biases_V, rows_MH, placement, placement.weight_M, T);
     run_weight_gradients(ctx, tape, rows_MH, hidden_MF, p.down, placement, T);
     run_input_gradients(ctx, dhidden_MF, rows_MH, p.down, placement);
     run_adapter_gradients(ctx, tape, dhidden_MF, rows_MH, hidden_MF, p.down, placement, T);
   }
   const TensorView dweight_M = arena.take({M}, DType::kF32), dweights_TK = arena.take(placement.routing.weights_TK.shape, DType::kF32);
-  ops::swiglu_rows_backward(ctx, dgate_up_M2F, dweight_M, dhidden_MF, gate_up_M2F, placement.weight_M);
+  activate_backward(ctx, dgate_up_M2F, dweight_M, dhidden_MF, gate_up_M2F, placement.weight_M, p);
+  if (p.down_biases_V.data != nullptr) ops::add_bias_dots(ctx, dweight_M, rows_MH, p.down_biases_V, placement.begin_P);
+  run_bias_gradients(ctx, tape, p.dgate_up_biases_V, dgate_up_M2F, placement, {}, T);
   ops::embedding(ctx, column(dweights_TK), column(dweight_M), flat(placement.slot_TK));
   ops::embedding(ctx, rows_MH, x_TH.value, placement.token_M);
   run_weight_gradients(ctx, tape, dgate_up_M2F, rows_MH, p.gate_up, placement, T);
@@ -271,7 +299,8 @@ void experts_backward(ops::OpContext& ctx, Tape& tape, const Var& x_TH, ConstTen
 bool can_record_experts(ops::OpContext& ctx, std::int64_t num_tokens, const ExpertsParameter& p) {
   if (has_adapters(p.gate_up) || has_adapters(p.down)) return false;
   const std::vector<const ops::LinearWeight*> gate_up = matrices(p.gate_up), down = matrices(p.down);
-  return ops::can_mix_experts(ctx, num_tokens, p.num_active, {gate_up, down});
+  const std::optional<ops::BiasedExperts> biased = biased_of(p);
+  return ops::can_mix_experts(ctx, num_tokens, p.num_active, {gate_up, down, biased ? &*biased : nullptr});
 }
 
 Var experts(Frame& frame, const Var& x_TH, const ExpertsParameter& p, TensorView out, bool is_block_output) {
@@ -288,7 +317,9 @@ Var experts(Frame& frame, const Var& x_TH, const ExpertsParameter& p, TensorView
   // Without an answer to wait for. Nobody asks for the load where there is no tape.
   if (frame.tape == nullptr && p.load == nullptr && !has_adapters(p.gate_up) && !has_adapters(p.down)) {
     const std::vector<const ops::LinearWeight*> gate_up = matrices(p.gate_up), down = matrices(p.down);
-    if (ops::mix_experts(ctx, y.value, x_TH.value, routing.ids_TK, routing.weights_TK, {gate_up, down}, p.shared))
+    const std::optional<ops::BiasedExperts> biased = biased_of(p);
+    const ops::ExpertMatrices of_experts{gate_up, down, biased ? &*biased : nullptr};
+    if (ops::mix_experts(ctx, y.value, x_TH.value, routing.ids_TK, routing.weights_TK, of_experts, p.shared))
       return is_shared ? Var{whole(y.value)} : y;
   }
   const std::shared_ptr<const Placement> placement = place(frame, routing, p);
@@ -300,6 +331,7 @@ Var experts(Frame& frame, const Var& x_TH, const ExpertsParameter& p, TensorView
   const auto run_gate_up = [ctx = &ctx, x = x_TH.value, gate_up_M2F, p, placement](TensorView rows) {
     ops::embedding(*ctx, rows, x, placement->token_M);
     run_products(*ctx, gate_up_M2F, rows, p.gate_up, *placement);
+    add_biases(*ctx, gate_up_M2F, p.gate_up_biases_V, *placement, {});
   };
   run_gate_up(rows_MH);
   if (frame.remake != nullptr) {
@@ -311,9 +343,10 @@ Var experts(Frame& frame, const Var& x_TH, const ExpertsParameter& p, TensorView
   }
   if (!(is_block_output && frame.is_recompute)) {
     const TensorView hidden_MF = scratch.take({M, F}, dtype);
-    ops::swiglu_rows(ctx, hidden_MF, gate_up_M2F, placement->weight_M);
+    activate(ctx, hidden_MF, gate_up_M2F, placement->weight_M, p);
     const TensorView down_M = is_shared ? scratch.take({M, num_outputs}, dtype) : rows_MH;
     run_products(ctx, down_M, whole(hidden_MF), p.down, *placement);
+    add_biases(ctx, down_M, p.down_biases_V, *placement, placement->weight_M);
     ops::sum_rows(ctx, y.value, down_M, placement->slot_TK, false);
   }
   scratch.release(mark);

@@ -32,16 +32,20 @@ struct ExpertsParameter {
   std::optional<ops::ScoreRule> by_score = {};  ///< in place of a softmax over all, and of `renormalize`
   ConstTensorView score_bias_PE = {};           ///< of such a rule: see ops::route_by_score
   bool is_router_frozen = false;                ///< its gradient is 0
-  ConstTensorView given_TK = {};                ///< experts that tokens have whatever the router says: see ops::route
+  /// In place of SwiGLU. Then the rows of gate_up take turns, and biases, of the router's too, are there: see ops::add_expert_biases.
+  std::optional<ops::ClampedGate> clamped = {};
+  ConstTensorView gate_up_biases_V = {}, down_biases_V = {};
+  TensorView dgate_up_biases_V = {}, ddown_biases_V = {};  ///< added to; no data: nobody wants them
+  ConstTensorView given_TK = {};                           ///< experts that tokens have whatever the router says: see ops::route
   RouteLog log = {};
   ExpertLoad* load = nullptr;  ///< what a forward pass adds to; nullptr: nobody wants it
   /// With other devices, which have other outputs of each matrix. Without a tape; the result lies in memory of the group.
   ops::SharedLayers shared = {};
 };
 
-/// Per token the sum over its K experts of weight * down(silu(gate x) * up x). A token's row depends on that row and the weights alone, on
-/// which experts other tokens have neither: experts have their rows together, and each product is batch-invariant. The weight multiplies
-/// what goes into `down`, so that its gradient needs no output of an expert.
+/// Per token the sum over its K experts of weight * down(silu(gate x) * up x), or of what `clamped` has in its place. A token's row depends
+/// on that row and the weights alone, on which experts other tokens have neither: experts have their rows together, and each product is
+/// batch-invariant. The weight multiplies what goes into `down`, so that its gradient needs no output of an expert.
 ///
 /// Without a tape, a load and adapters it is one op of the device, where that has it. Else it waits for the device once, for how many rows
 /// each expert has.

@@ -86,6 +86,8 @@ void run_linear(ops::OpContext& ctx, TensorView y, ConstTensorView x, TensorView
     ops::add_lora(ctx, y, x_of_adapter, p.lora->groups);
 }
 
+}  // namespace
+
 void weight_backward(ops::OpContext& ctx, Tape& tape, const LinearParameter& p, ConstTensorView dy, ConstTensorView x) {
   const TensorView outs[] = {p.dw, p.db};
   if (tape.num_token_blocks() == 1) return ops::linear_backward_weight(ctx, p.dw, p.db, dy, x, p.accumulate);
@@ -97,6 +99,8 @@ void weight_backward(ops::OpContext& ctx, Tape& tape, const LinearParameter& p, 
                     ops::linear_backward_weight(ctx, to[0], to[1], dy.rows(begin, count), x.rows(begin, count), accumulate);
                   });
 }
+
+namespace {
 
 /// ops::lora_backward, block by block of tokens.
 void lora_backward(ops::OpContext& ctx, Tape& tape, TensorView dx, ConstTensorView dy, ConstTensorView x, const LoraParameter& p,

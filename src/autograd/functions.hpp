@@ -51,6 +51,8 @@ Var rms_norm(Frame& frame, const Var& x_TH, const NormParameter& p, TensorView o
 Var norm_projections(Frame& frame, const Var& qkv_TE, const NormParameter& q, const NormParameter& k);
 /// Where the gradient of a norm's weight is written: `p.dweight`, or scratch memory.
 TensorView norm_weight_target(Tape& tape, const NormParameter& p);
+/// Gradients of a matrix and its bias, as a tree over blocks of tokens.
+void weight_backward(ops::OpContext& ctx, Tape& tape, const LinearParameter& p, ConstTensorView dy, ConstTensorView x);
 
 /// sum = residual + delta and its norm in one pass over memory. Both inputs alias the gradient of `sum`. A recomputing frame recomputes the
 /// norm and saves the sum.

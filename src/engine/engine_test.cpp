@@ -325,7 +325,7 @@ TEST_P(Exactness, AnUpdateShowsInVersionsProofAndCache) {
   EXPECT_EQ(before.checksum, nn::checksum(*weights_).combined);
 
   // One weight of one matrix.
-  model_.parameters->value(nn::Block::kDown, 1).as<float>()[5] += 0.25f;
+  model_.parameters->value(nn::Block::kO, 1).as<float>()[5] += 0.25f;
   const nn::WeightsPtr changed = model_.weights(2);
   const WeightProof after = engine_->update_weights(changed, kPatience);
   EXPECT_EQ(after.version, PolicyVersion{2});
@@ -346,7 +346,9 @@ INSTANTIATE_TEST_SUITE_P(Models, Exactness,
                          ::testing::Values(Kind{"llama", DType::kF32}, Kind{"llama", DType::kBF16}, Kind{"qwen3", DType::kF32},
                                            Kind{"qwen3", DType::kBF16}, Kind{"smollm3", DType::kBF16}, Kind{"olmo2", DType::kBF16},
                                            Kind{"phi3", DType::kBF16}, Kind{"mistral", DType::kBF16, 10}, Kind{"qwen3", DType::kF32, 10},
-                                           Kind{"qwen3_5_text", DType::kF32}, Kind{"qwen3_5_text", DType::kBF16}),
+                                           Kind{"qwen3_5_text", DType::kF32}, Kind{"qwen3_5_text", DType::kBF16},
+                                           Kind{"gpt_oss", DType::kF32, 10}, Kind{"gpt_oss", DType::kBF16, 10},
+                                           Kind{"gpt_oss", DType::kBF16}),
                          [](const auto& kind) {
                            return std::string(kind.param.family) + (kind.param.compute == DType::kF32 ? "F32" : "BF16") +
                                   (kind.param.window > 0 ? "Window" : "");

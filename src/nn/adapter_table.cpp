@@ -86,6 +86,20 @@ bool matches_any(const std::vector<ModulePattern>& patterns, const std::string& 
   return std::ranges::any_of(patterns, [&](const ModulePattern& pattern) { return pattern.matches(name); });
 }
 
+/// Where experts are one tensor in files, adapters of theirs would have no names of PEFT's.
+void refuse_stacked_experts(const ModelConfig& model, const AdapterConfig& config) {
+  if (model.expert_names != ExpertNames::kStacked) return;
+  for (const auto& [key, names] :
+       {std::pair("target_modules", &config.target_modules), std::pair("modules_to_save", &config.modules_to_save)})
+    for (const std::string& name : *names)
+      if (name.find("experts") != std::string::npos || std::ranges::find(kMlpModules, name) != kMlpModules.end() ||
+          name.find("gate_up_proj") != std::string::npos)
+        fail(ErrorCode::kNotImplemented,
+             "lora.{}: '{}' names experts, which in a {} model take no adapters and are not trained beside one; name modules of attention: "
+             "q_proj, k_proj, v_proj, o_proj",
+             key, name, model.model_type);
+}
+
 /// PEFT's rule for rank_pattern and alpha_pattern.
 template <typename T>
 std::optional<T> find_pattern(const std::vector<std::pair<std::string, T>>& patterns, std::string_view module, const char* key) {
@@ -167,6 +181,7 @@ TensorTablePtr make_adapter_table(const ModelConfig& model, const AdapterConfig&
   }
   const bool names_all_experts =
       model.expert_names == ExpertNames::kNumbered && std::ranges::find(config.target_modules, "experts") != config.target_modules.end();
+  refuse_stacked_experts(model, config);
   check_all_match(targets, adaptable, "target_modules", *of_model, true,
                   names_all_experts ? std::span<const std::string_view>(kMlpModules) : std::span<const std::string_view>());
   check_all_match(saved, all, "modules_to_save", *of_model, false);

@@ -34,7 +34,8 @@ AdapterConfig config_of(std::vector<std::string> targets, std::int64_t rank = 4)
   config.base_model = "base";
   return config;
 }
-/// The names that the modules of a family have.
+const std::vector<std::string> kOfAttention = {"q_proj", "k_proj", "v_proj", "o_proj"};
+/// The names that the modules of a family have; of one whose experts take no adapters those of attention.
 std::vector<std::string> targets_in(const std::string& family, const std::vector<std::string>& targets) {
   using Names = std::map<std::string, std::string>;
   const Names numbered{{"gate_proj", "w1"}, {"up_proj", "w3"}, {"down_proj", "w2"}}, fused{{"q_proj", "qkv_proj"},
@@ -45,6 +46,7 @@ std::vector<std::string> targets_in(const std::string& family, const std::vector
   const Names names = family == "mixtral" ? numbered : family == "phi3" ? fused : Names{};
   std::vector<std::string> out;
   for (const std::string& target : targets) {
+    if (family == "gpt_oss" && std::ranges::find(kOfAttention, target) == kOfAttention.end()) continue;
     const auto found = names.find(target);
     const std::string& name = found != names.end() ? found->second : target;
     if (std::ranges::find(out, name) == out.end()) out.push_back(name);
@@ -169,6 +171,14 @@ TEST(AdapterTable, PatternsChooseModules) {
   EXPECT_THAT(
       error_of([&] { make_adapter_table(fused.config, config_of(kAll)); }),
       HasSubstr("'q_proj' matches no module of this model that takes an adapter; there are: qkv_proj, o_proj, gate_up_proj, down_proj"));
+  // Experts that are one tensor in files take none, under whatever name.
+  SmallModel stacked("gpt_oss", false, 2);
+  EXPECT_EQ(make_adapter_table(stacked.config, config_of(kOfAttention))->tensors().size(), 3u * 4 * 2);
+  for (const char* name : {"experts", "gate_proj", "down_proj", "mlp.experts.gate_up_proj"})
+    EXPECT_THAT(error_of([&] {
+                  make_adapter_table(stacked.config, config_of({"q_proj", name}));
+                }),
+                HasSubstr(fmt::format("lora.target_modules: '{}' names experts, which in a gpt_oss model take no adapters", name)));
   AdapterConfig dropped = config_of({"experts"});
   dropped.dropout = 0.1;
   EXPECT_THAT(error_of([&] { make_adapter_table(sparse.config, dropped); }), HasSubstr("whose adapters have no dropout"));
@@ -259,7 +269,8 @@ INSTANTIATE_TEST_SUITE_P(Families, AdapterExactness,
                                            AdapterCase{"qwen3_moe", DType::kBF16, {}}, AdapterCase{"glm4_moe", DType::kF32, {}},
                                            AdapterCase{"glm4_moe", DType::kBF16, {}}, AdapterCase{"smollm3", DType::kBF16, {}},
                                            AdapterCase{"mixtral", DType::kBF16, {}}, AdapterCase{"olmo2", DType::kBF16, {}},
-                                           AdapterCase{"phi3", DType::kF32, {}}, AdapterCase{"phi3", DType::kBF16, {}}));
+                                           AdapterCase{"phi3", DType::kF32, {}}, AdapterCase{"phi3", DType::kBF16, {}},
+                                           AdapterCase{"gpt_oss", DType::kF32, {}}, AdapterCase{"gpt_oss", DType::kBF16, {}}));
 
 class AdapterOfFamily : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Families, AdapterOfFamily, ::testing::Values("qwen3", "qwen3_moe", "glm4_moe", "mixtral", "olmo2", "phi3"));

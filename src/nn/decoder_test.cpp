@@ -311,7 +311,9 @@ INSTANTIATE_TEST_SUITE_P(
                       ExactCase{"phi3", DType::kBF16}, ExactCase{"olmo2", DType::kBF16, true}, ExactCase{"qwen3", DType::kF32, true},
                       ExactCase{"llama", DType::kBF16, true}, ExactCase{"mistral_window", DType::kBF16},
                       ExactCase{"qwen3_window", DType::kF32}, ExactCase{"olmo3_window", DType::kBF16},
-                      ExactCase{"qwen3_5_text", DType::kF32}, ExactCase{"qwen3_5_text", DType::kBF16}),
+                      ExactCase{"qwen3_5_text", DType::kF32}, ExactCase{"qwen3_5_text", DType::kBF16},
+                      ExactCase{"gpt_oss_window", DType::kF32}, ExactCase{"gpt_oss_window", DType::kBF16},
+                      ExactCase{"gpt_oss", DType::kBF16}),
     [](const auto& test) {
       return test.param.family + (test.param.is_wide ? "_wide" : "") + (test.param.compute == DType::kF32 ? "_f32" : "_bf16");
     });
@@ -361,7 +363,7 @@ TEST_P(FamilyTest, GradientsAreThoseOfFiniteDifferences) {
 }
 INSTANTIATE_TEST_SUITE_P(Families, FamilyTest,
                          ::testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "smollm3", "mixtral", "olmo2", "phi3",
-                                           "qwen2_window", "qwen3_5_text"));
+                                           "qwen2_window", "qwen3_5_text", "gpt_oss", "gpt_oss_window"));
 
 TEST(Decoder, RefusesBadBatches) {
   SmallModel model("llama");

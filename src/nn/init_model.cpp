@@ -59,7 +59,7 @@ ModelConfig make_model_config(const InitModelOptions& o) {
   // The family sets its switches as it does for a file that has these keys.
   const bool has_window = o.sliding_window > 0;
   const boost::json::object keys{{"head_dim", o.head_dim},
-                                 {"attention_bias", o.attention_bias},
+                                 {"attention_bias", o.attention_bias || &family == &kGptOssFamily},
                                  {"use_qk_norm", true},
                                  {"num_experts", o.num_experts},
                                  {"n_routed_experts", o.num_experts},

@@ -20,12 +20,13 @@ struct InitModelOptions {
   std::int64_t num_kv_heads = 2;
   std::int64_t head_dim = 32;
   std::int64_t max_position = 2048;
-  std::int64_t sliding_window = 0;  ///< keys that a query sees, in the layers that a family gives windows: of qwen2 and qwen3 all but the
-                                    ///< first, of smollm3 those without rotary positions, of olmo3 three in four, else all; 0: all keys
+  std::int64_t sliding_window =
+      0;  ///< keys that a query sees, in the layers that a family gives windows: of qwen2 and qwen3 all but the
+          ///< first, of smollm3 those without rotary positions, of olmo3 three in four, of gpt_oss every other, else all; 0: all keys
   double rope_theta = 10000.0;
   double rms_norm_eps = 1e-6;
   bool tie_word_embeddings = true;
-  bool attention_bias = false;          ///< llama and qwen3; qwen2 always has its own
+  bool attention_bias = false;          ///< llama and qwen3; qwen2 and gpt_oss always have their own
   std::int64_t num_experts = 8;         ///< of families with experts
   std::int64_t num_active_experts = 2;  ///< of a token
   std::int64_t expert_size = 128;       ///< width of an expert's MLP

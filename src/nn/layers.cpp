@@ -109,7 +109,9 @@ AttentionParameter attention_of(const BoundModel& model, std::int64_t i, const N
           .q_norm = q_norm,
           .k_norm = k_norm,
           .rope = &model.weights.rope_of(i),
-          .window = c.window_of(i)};
+          .window = c.window_of(i),
+          .sinks_H = view_or_none(model.weights.vector(Block::kSinks, i)),
+          .dsinks_H = model.gradient(Block::kSinks, i)};
 }
 
 /// A layer whose norms are of what attention and MLP give: x + norm(attention(x)), and the same of the MLP. `q_norm` and `k_norm` are over
@@ -156,6 +158,10 @@ void record_enter(const Weights& weights, autograd::Tape* tape, std::int64_t lay
 
 }  // namespace
 
+TensorView BoundModel::gradient(Block block, std::int64_t layer) const {
+  return gradients != nullptr ? view_or_none(gradients->grad(block, layer)) : TensorView{};
+}
+
 NormParameter BoundModel::norm(Block block, std::int64_t layer) const {
   const Tensor& weight = weights.norm_scale(block, layer);
   if (!weight.defined()) return {};
@@ -199,6 +205,13 @@ autograd::ExpertsParameter BoundModel::experts(std::int64_t layer) const {
                     .renormalize = c.norm_topk_prob,
                     .scale = static_cast<float>(c.routed_scale)};
     out.score_bias_PE = weights.vector(Block::kRouterBias, layer).view().reshaped({kNumExactParts, c.num_experts});
+  }
+  if (c.clamped_swiglu) {
+    out.clamped = {.alpha = static_cast<float>(c.clamped_swiglu->alpha), .limit = static_cast<float>(c.clamped_swiglu->limit)};
+    out.gate_up_biases_V = weights.vector(Block::kGateUpBiases, layer).view();
+    out.down_biases_V = weights.vector(Block::kDownBiases, layer).view();
+    out.dgate_up_biases_V = gradient(Block::kGateUpBiases, layer);
+    out.ddown_biases_V = gradient(Block::kDownBiases, layer);
   }
   for (std::int64_t expert = 0; expert < c.num_experts; ++expert) {
     out.gate_up.push_back(linear(Block::kGateUp, layer, nullptr, expert));

@@ -45,6 +45,8 @@ struct BoundModel {
 
   /// One without a weight if the model has no such norm.
   autograd::NormParameter norm(Block block, std::int64_t layer = -1) const;
+  /// Of a vector; none if it is not trained.
+  TensorView gradient(Block block, std::int64_t layer) const;
   /// A matrix with its bias. `next`: see ops::linear.
   autograd::LinearParameter linear(Block block, std::int64_t layer, const ops::LinearWeight* next, std::int64_t expert = -1) const;
   /// The mixture of experts of a layer.

@@ -52,7 +52,7 @@ class Masters {
   const Tensor& value(Block block, std::int64_t layer = -1, std::int64_t expert = -1) const {
     return find(values_of_blocks_, block, layer, expert);
   }
-  /// Normal(0, std) for matrices, ones for norms, zeros for biases; a pure function of (config, seed).
+  /// Normal(0, std) for matrices, ones for norms, zeros for biases and sinks; a pure function of (config, seed).
   void init_random(std::uint64_t seed, float std_dev = 0.02f);
 
  protected:

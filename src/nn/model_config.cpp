@@ -152,6 +152,14 @@ void read_rope(const ConfigReader& reader, const Family& family, ModelConfig& co
     fail(ErrorCode::kCorrupt, "{}: high_freq_factor must be larger than low_freq_factor", rope->subject());
 }
 
+constexpr std::string_view kQuantization = "quantization_config";
+
+/// Whether the file is quantised in the one way that its family's loader undoes.
+bool is_known_mxfp4(const ConfigReader& reader, const ModelConfig& config) {
+  const std::optional<ConfigReader> how = reader.object(kQuantization);
+  return how && how->string("quant_method", "") == "mxfp4" && find_family(config.model_type, reader.subject()).has_mxfp4;
+}
+
 void check(const ConfigReader& reader, const ModelConfig& config) {
   const auto& subject = reader.subject();
   if (config.num_heads % config.num_kv_heads != 0)
@@ -172,7 +180,8 @@ void check(const ConfigReader& reader, const ModelConfig& config) {
              subject, key, factors->size(), config.rotary_dim() / 2);
   if (config.mlp_bias) fail(ErrorCode::kNotImplemented, "{}: key 'mlp_bias' is true; this build has MLPs without biases only", subject);
   for (const char* key : {"quantization_config", "compression_config"})
-    if (reader.has(key)) fail(ErrorCode::kNotImplemented, "{}: key '{}': this build loads unquantised checkpoints only", subject, key);
+    if (reader.has(key) && !(key == kQuantization && is_known_mxfp4(reader, config)))
+      fail(ErrorCode::kNotImplemented, "{}: key '{}': this build loads unquantised checkpoints only", subject, key);
   for (const std::int32_t id : config.eos_ids)
     if (id >= config.vocab_size)
       fail(ErrorCode::kCorrupt, "{}: eos_token_id {} is outside the vocabulary of {}", subject, id, config.vocab_size);
@@ -340,6 +349,7 @@ std::string saved_config_json(const ModelConfig& config, DType dtype) {
   json::value value = json::parse(config.raw_json);
   json::object& object = value.get_object();
   object[object.contains("dtype") ? "dtype" : "torch_dtype"] = name;
+  object.erase(kQuantization.data());                                     // what was read has been undone
   for (const char* key : {"num_nextn_predict_layers", "num_mtp_layers"})  // their tensors were not read
     if (config.num_skipped_layers > 0 && object.contains(key)) object[key] = 0;
   return pretty_json(value);

@@ -35,9 +35,16 @@ struct Yarn {
   bool operator==(const Yarn&) const = default;
 };
 
-/// How files call the matrices of a layer's experts: "mlp.experts.0.gate_proj", up_proj and down_proj, or as Mixtral's do
-/// "block_sparse_moe.experts.0.w1", w3 and w2.
-enum class ExpertNames : std::uint8_t { kProjections, kNumbered };
+/// How files hold the matrices of a layer's experts: "mlp.experts.0.gate_proj", up_proj and down_proj, or as Mixtral's do
+/// "block_sparse_moe.experts.0.w1", w3 and w2, or as GPT-OSS's do all experts' in one tensor "mlp.experts.gate_up_proj" and one
+/// "mlp.experts.down_proj" (expert_stacks.hpp), the outputs of gate and up taking turns.
+enum class ExpertNames : std::uint8_t { kProjections, kNumbered, kStacked };
+
+/// The activation of experts whose gate and up take turns (GPT-OSS): see ops::ClampedGate.
+struct ClampedSwiglu {
+  double alpha = 1.702, limit = 7.0;
+  bool operator==(const ClampedSwiglu&) const = default;
+};
 
 /// Layers of linear attention by the gated delta rule in place of softmax attention (Qwen 3.5): see ops/delta_rule.hpp.
 struct LinearAttention {
@@ -82,6 +89,7 @@ struct ModelConfig {
   bool attention_bias = false;  ///< q, k, v have a bias (Qwen2)
   bool attention_out_bias = false;
   bool mlp_bias = false;
+  bool attention_sinks = false;    ///< each head's softmax has a learned logit more, without a key and a value (GPT-OSS)
   bool qk_norm = false;            ///< RMS norm on q and k, per head (Qwen3)
   bool qk_norm_is_whole = false;   ///< that norm is over all heads at once (OLMo 2)
   bool norms_outputs = false;      ///< the norms of a layer are of what attention and MLP give, not of what they take (OLMo 2)
@@ -93,7 +101,8 @@ struct ModelConfig {
   std::int64_t expert_size = 0;            ///< width of an expert; intermediate_size is that of the dense layers
   std::int64_t shared_expert_size = 0;     ///< width of the MLP that every token of a sparse layer passes beside its experts; 0: none
   ExpertNames expert_names = ExpertNames::kProjections;
-  bool norm_topk_prob = false;  ///< the active experts' probabilities are divided by their sum
+  std::optional<ClampedSwiglu> clamped_swiglu;  ///< of experts, in place of SwiGLU; router and experts have biases then (GPT-OSS)
+  bool norm_topk_prob = false;                  ///< the active experts' probabilities are divided by their sum
   // Experts are chosen by sigmoids of their own and a bias (GLM-4.5, DeepSeek-V3) in place of one softmax over all.
   bool has_score_router = false;
   std::int64_t num_expert_groups = 1, num_active_groups = 1;  ///< a token's experts are of the groups that have the best

@@ -272,6 +272,54 @@ TEST_F(ModelConfigTest, Mixtral) {
   expect_error(replaced("num_experts_per_tok", "2", "9"), ErrorCode::kCorrupt, "more than the 8 of 'num_local_experts'");
 }
 
+// The published config.json of gpt-oss-20b.
+constexpr const char* kGptOss = R"({
+  "architectures": ["GptOssForCausalLM"], "attention_bias": true, "attention_dropout": 0.0, "eos_token_id": 200002, "experts_per_token": 4,
+  "head_dim": 64, "hidden_act": "silu", "hidden_size": 2880, "initial_context_length": 4096, "initializer_range": 0.02,
+  "intermediate_size": 2880, "max_position_embeddings": 131072, "model_type": "gpt_oss", "num_attention_heads": 64, "num_experts_per_tok": 4,
+  "num_hidden_layers": 24, "num_key_value_heads": 8, "num_local_experts": 32, "output_router_logits": false, "pad_token_id": 199999,
+  "quantization_config": {"modules_to_not_convert": ["lm_head"], "quant_method": "mxfp4"}, "rms_norm_eps": 1e-05,
+  "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096, "rope_type": "yarn",
+  "truncate": false}, "rope_theta": 150000, "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0,
+  "tie_word_embeddings": false, "use_cache": true, "vocab_size": 201088})";
+
+TEST_F(ModelConfigTest, GptOss) {
+  const ModelConfig config = load(kGptOss);
+  EXPECT_EQ(config.num_parameters(), 20914757184) << "the published size";
+  EXPECT_TRUE(config.attention_sinks && config.attention_bias && config.attention_out_bias && config.norm_topk_prob);
+  EXPECT_EQ(config.window_of(0), 128);
+  EXPECT_EQ(config.window_of(1), 0);
+  EXPECT_EQ(config.windowed_layers.size(), 12u);
+  EXPECT_EQ(config.expert_size, 2880);
+  EXPECT_EQ(config.num_active_experts, 4);
+  ASSERT_TRUE(config.yarn && config.clamped_swiglu);
+  EXPECT_EQ(*config.clamped_swiglu, (ClampedSwiglu{1.702, 7.0}));
+  EXPECT_FALSE(config.yarn->truncates);
+  EXPECT_NEAR(config.yarn->attention_factor, 1.3465735902799727, 1e-12);
+  EXPECT_THAT(saved_config_json(config, DType::kBF16), ::testing::Not(HasSubstr("mxfp4"))) << "saved weights are not quantised";
+  const std::string rope = std::string(kGptOss).substr(std::string(kGptOss).find("\"rope_scaling\""));
+  const ModelConfig without = load(edit(kGptOss, rope.substr(0, rope.find("\"router")), ""));
+  EXPECT_EQ(without.yarn, config.yarn) << "what missing keys mean to transformers";
+  EXPECT_EQ(without.rope_theta, 150000.0);
+  EXPECT_FALSE(load(edit(kGptOss, "\"rope_type\": \"yarn\"", "\"rope_type\": \"default\"")).yarn);
+  EXPECT_EQ(load(edit(kGptOss, "\"num_experts_per_tok\": 4,", "")).num_active_experts, 4);
+  EXPECT_EQ(load(edit(kGptOss, "\"swiglu_limit\": 7.0", "\"swiglu_limit\": 5.0")).clamped_swiglu->limit, 5.0);
+  EXPECT_EQ(load(edit(
+                     kGptOss, "\"sliding_window\": 128,",
+                     "\"sliding_window\": null, \"layer_types\": [" +
+                         [] {
+                           std::string types;
+                           for (int i = 0; i < 24; ++i) types += i == 0 ? "\"full_attention\"" : ", \"full_attention\"";
+                           return types;
+                         }() +
+                         "],"))
+                .window,
+            0);
+  expect_error(edit(kGptOss, "\"mxfp4\"", "\"fp8\""), ErrorCode::kNotImplemented, "unquantised checkpoints only");
+  expect_error(edit(kGptOss, "\"num_experts_per_tok\": 4", "\"num_experts_per_tok\": 33"), ErrorCode::kCorrupt, "num_experts_per_tok");
+  expect_error(edit(kGptOss, "\"attention_dropout\": 0.0", "\"attention_dropout\": 0.1"), ErrorCode::kNotImplemented, "attention_dropout");
+}
+
 // The published config.json of OLMo-2-1124-7B.
 constexpr const char* kOlmo2 = R"({
   "architectures": ["Olmo2ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "eos_token_id": 100257, "hidden_act": "silu",
@@ -657,6 +705,7 @@ TEST_F(ModelConfigTest, WhatInitModelWritesReadsBack) {
       made.long_rope = LongRope{std::vector<double>(16, 1.5), std::vector<double>(16, 0.1), 512, 1.25};
     else
       made.rope_scaling = {true, 8.0, 1.0, 4.0, 512};
+    made.yarn.reset();  // of families that have it where nothing else is said
     const ModelConfig read = load(to_config_json(made));
     EXPECT_EQ(read.architecture, family->architecture);
     EXPECT_EQ(read.num_parameters(), made.num_parameters());

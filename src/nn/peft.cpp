@@ -295,7 +295,7 @@ StoredAdapterPtr read_peft_adapter(const ModelConfig& config, const PeftSource& 
   const std::map<std::string, StoredPair> pairs = pairs_of(file, adapter);
   const TensorTablePtr of_model = make_tensor_table(config);
   std::map<std::string, AdapterScale> scales;
-  std::vector<io::SafetensorsRef> all;
+  std::vector<StoredTensor> all;
   for (const auto& [module, pair] : pairs) {
     const auto of = std::ranges::find(of_model->tensors(), module + ".weight", &TensorSpec::name);
     if (of == of_model->tensors().end() || !lora_b_of(of->slot))
@@ -304,8 +304,8 @@ StoredAdapterPtr read_peft_adapter(const ModelConfig& config, const PeftSource& 
     AdapterScale scale = scale_of(adapter, module);
     scale.rank = check_pair(file.path(), module, pair, *of, adapter, limits);
     scales[module] = scale;
-    all.push_back({&file, pair.a});
-    all.push_back({&file, pair.b});
+    all.emplace_back(io::SafetensorsRef{&file, pair.a});
+    all.emplace_back(io::SafetensorsRef{&file, pair.b});
   }
   if (pairs.empty()) fail(ErrorCode::kCorrupt, "{}: there is no lora_A in it", file.path().string());
   if (stored->base && limits.base) check_base(file.path(), *stored, limits);

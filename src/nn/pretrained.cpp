@@ -1,4 +1,6 @@
 // Parameters from and to Hugging Face folders.
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cstring>
 #include <set>
@@ -10,6 +12,7 @@
 #include "io/finite.hpp"
 #include "io/safetensors.hpp"
 #include "nn/exact_parts.hpp"
+#include "nn/expert_stacks.hpp"
 #include "nn/models/config_reader.hpp"
 #include "nn/parameters.hpp"
 #include "nn/stored_weights.hpp"
@@ -58,12 +61,12 @@ void check_tied_head(const io::SafetensorsFolder& files, const std::string& embe
 void load_parameters(Parameters& parameters, const fs::path& folder) {
   const io::SafetensorsFolder files = io::SafetensorsFolder::open(folder);
   const TensorTablePtr of_model = make_tensor_table(parameters.config());
-  const std::vector<io::SafetensorsRef> all_found = match_stored_weights(files, parameters.config(), *of_model);
+  const std::vector<StoredTensor> all_found = match_stored_weights(files, parameters.config(), *of_model);
   // Of parameters that are a part of a model, an adapter's among them, those that the folder has.
-  std::vector<io::SafetensorsRef> found;
+  std::vector<StoredTensor> found;
   for (const TensorSpec& spec : parameters.table()->tensors()) {
     const auto of = std::ranges::find(of_model->tensors(), spec.name, &TensorSpec::name);
-    found.push_back(of == of_model->tensors().end() ? io::SafetensorsRef{}
+    found.push_back(of == of_model->tensors().end() ? StoredTensor()
                                                     : all_found[static_cast<std::size_t>(of - of_model->tensors().begin())]);
   }
 
@@ -74,8 +77,7 @@ void load_parameters(Parameters& parameters, const fs::path& folder) {
   const std::span<const TensorSpec> tensors = parameters.table()->tensors();
   std::vector<Piece> pieces;
   for (std::size_t i = 0; i < tensors.size(); ++i)
-    for (std::int64_t first = 0; tensors[i].trainable && found[i].entry != nullptr && first < tensors[i].num_elements();
-         first += kReadPiece) {
+    for (std::int64_t first = 0; tensors[i].trainable && found[i].is_there() && first < tensors[i].num_elements(); first += kReadPiece) {
       PRL_CHECK(!tensors[i].is_exact() || tensors[i].num_elements() <= kReadPiece, "{} is read in one piece", tensors[i].name);
       const std::int64_t count = std::min(kReadPiece, tensors[i].num_elements() - first), begin = tensors[i].offset + first;
       if (!parameters.held().within({begin, begin + count}).empty()) pieces.push_back({i, first, count});
@@ -84,12 +86,12 @@ void load_parameters(Parameters& parameters, const fs::path& folder) {
   check_finite(all_found, DType::kF32, pool);
   pool.parallel_for(static_cast<std::int64_t>(pieces.size()), [&](std::int64_t n) {
     const Piece& piece = pieces[static_cast<std::size_t>(n)];
-    const io::SafetensorsRef ref = found[piece.tensor];
+    const StoredTensor& stored = found[piece.tensor];
     std::vector<float> values(static_cast<std::size_t>(piece.count));
     if (tensors[piece.tensor].is_exact())
-      read_exact(ref, values);
+      read_exact(stored, values);
     else
-      ref.file->read_f32(*ref.entry, piece.first, values);
+      stored.read_f32(piece.first, values);
     parameters.write_held(tensors[piece.tensor].offset + piece.first, values);
   });
 }
@@ -125,33 +127,34 @@ void save_model_folder(const ModelConfig& config, std::span<const WeightSource> 
                        const Companions& companions, std::uint64_t max_shard_bytes) {
   check_there(companions);
   make_model_folder(folder, [&](const fs::path& temporary) {
-    write_weight_files(temporary, sources, {.dtype = dtype, .max_shard_bytes = max_shard_bytes, .stem = "model", .progress = {}});
+    write_weight_files(temporary, stack_experts(config, {sources.begin(), sources.end()}),
+                       {.dtype = dtype, .max_shard_bytes = max_shard_bytes, .stem = "model", .progress = {}});
     write_model_extras(config, temporary, dtype, companions);
   });
 }
 
-void check_finite(std::span<const io::SafetensorsRef> tensors, DType compute, ThreadPool& pool) {
+void check_finite(std::span<const StoredTensor> tensors, DType compute, ThreadPool& pool) {
   struct Part {
-    io::SafetensorsRef ref;
+    const StoredTensor* tensor = nullptr;
     std::int64_t first = 0, count = 0;
   };
   std::vector<Part> parts;
-  for (const io::SafetensorsRef& ref : tensors) {
-    const std::int64_t size = ref.entry->num_elements();
-    for (std::int64_t first = 0; first < size; first += kReadPiece) parts.push_back({ref, first, std::min(kReadPiece, size - first)});
+  for (const StoredTensor& tensor : tensors) {
+    const std::int64_t size = tensor.num_elements();
+    for (std::int64_t first = 0; first < size; first += kReadPiece) parts.push_back({&tensor, first, std::min(kReadPiece, size - first)});
   }
   std::vector<std::int64_t> found(parts.size(), -1);
   pool.parallel_for(static_cast<std::int64_t>(parts.size()), [&](std::int64_t n) {
     const Part& part = parts[static_cast<std::size_t>(n)];
-    found[static_cast<std::size_t>(n)] = io::find_not_finite(*part.ref.file, *part.ref.entry, part.first, part.count, compute);
+    found[static_cast<std::size_t>(n)] = part.tensor->find_not_finite(part.first, part.count, compute);
   });
   for (std::size_t n = 0; n < parts.size(); ++n) {
     if (found[n] < 0) continue;
-    const Part& part = parts[n];
+    const StoredTensor& tensor = *parts[n].tensor;
     float value = 0;
-    part.ref.file->read_f32(*part.ref.entry, found[n], std::span(&value, 1));
-    fail(ErrorCode::kCorrupt, "{}: tensor '{}' holds {} at element {}; weights must be finite numbers in {}",
-         part.ref.file->path().string(), part.ref.entry->name, value, found[n], to_string(compute));
+    tensor.read_f32(found[n], std::span(&value, 1));
+    fail(ErrorCode::kCorrupt, "{}: tensor '{}' holds {} at element {}; weights must be finite numbers in {}", tensor.path().string(),
+         tensor.name(), value, found[n], to_string(compute));
   }
 }
 
@@ -184,34 +187,69 @@ bool is_of_skipped_layer(std::string_view name, const ModelConfig& config) {
   return false;
 }
 
-}  // namespace
+/// Finds tensors by name and checks what they are; notes their names in `known`.
+struct Matcher {
+  const io::SafetensorsFolder& files;
+  const ModelConfig& config;
+  std::set<std::string, std::less<>>& known;
 
-std::vector<io::SafetensorsRef> match_stored_weights(const io::SafetensorsFolder& files, const ModelConfig& config,
-                                                     const TensorTable& table) {
-  std::vector<io::SafetensorsRef> found;
-  std::set<std::string, std::less<>> known;
-  const StoredNames names(files);
-  for (const TensorSpec& weight : table.tensors()) {
-    const std::string name = names.of(weight.name);
+  io::SafetensorsRef find(const std::string& name, const std::vector<std::int64_t>& wanted) const {
+    const io::SafetensorsRef ref = find_shaped(name, wanted);
+    using io::StoredType;
+    if (const StoredType type = ref.entry->type; type != StoredType::kF32 && type != StoredType::kBF16 && type != StoredType::kF16)
+      fail(ErrorCode::kCorrupt, "{}: tensor '{}' is stored as {}, wanted F32, BF16 or F16", ref.file->path().string(), name,
+           io::to_string(type));
+    return ref;
+  }
+  io::SafetensorsRef find_bytes(const std::string& name, const std::vector<std::int64_t>& wanted) const {
+    const io::SafetensorsRef ref = find_shaped(name, wanted);
+    if (ref.entry->type != io::StoredType::kU8)
+      fail(ErrorCode::kCorrupt, "{}: tensor '{}' is stored as {}, wanted U8", ref.file->path().string(), name,
+           io::to_string(ref.entry->type));
+    return ref;
+  }
+  /// The matrix of an expert in `stack`, or in the MXFP4 that files may have in its place.
+  StoredTensor expert_of(const TensorSpec& spec, const std::string& stack) const {
+    const std::int64_t experts = config.num_experts, rows = spec.shape[0], cols = spec.shape[1];
+    const std::string blocks = stack + "_blocks";
+    if (files.find(blocks).entry == nullptr) return StoredTensor::transposed(find(stack, {experts, cols, rows}), spec.expert, rows, cols);
+    if (cols % kMxfp4Block != 0)
+      fail(ErrorCode::kCorrupt, "{}: tensor '{}' has rows of {} numbers, wanted multiples of {}", files.path().string(), blocks, cols,
+           kMxfp4Block);
+    return StoredTensor::mxfp4(find_bytes(blocks, {experts, rows, cols / kMxfp4Block, kMxfp4Block / 2}),
+                               find_bytes(stack + "_scales", {experts, rows, cols / kMxfp4Block}), spec.expert, rows, cols);
+  }
+
+ private:
+  io::SafetensorsRef find_shaped(const std::string& name, const std::vector<std::int64_t>& wanted) const {
     known.insert(name);
     const io::SafetensorsRef ref = files.find(name);
     if (ref.entry == nullptr)
       fail(ErrorCode::kCorrupt, "{}: tensor '{}' of the {} model is missing", files.path().string(), name, config.model_type);
-    std::string shape = "[";
-    const Shape wanted = weight.stored_shape();
-    bool same = static_cast<int>(ref.entry->shape.size()) == wanted.num_dims();
-    for (std::size_t d = 0; d < ref.entry->shape.size(); ++d) {
-      same = same && ref.entry->shape[d] == wanted[static_cast<int>(d)];
-      shape += fmt::format("{}{}", d == 0 ? "" : ", ", ref.entry->shape[d]);
+    if (ref.entry->shape != wanted)
+      fail(ErrorCode::kCorrupt, "{}: tensor '{}' has shape [{}], config.json wants [{}]", ref.file->path().string(), name,
+           fmt::join(ref.entry->shape, ", "), fmt::join(wanted, ", "));
+    return ref;
+  }
+};
+
+}  // namespace
+
+std::vector<StoredTensor> match_stored_weights(const io::SafetensorsFolder& files, const ModelConfig& config, const TensorTable& table) {
+  std::vector<StoredTensor> found;
+  std::set<std::string, std::less<>> known;
+  const Matcher matcher{files, config, known};
+  const StoredNames names(files);
+  for (const TensorSpec& weight : table.tensors()) {
+    const std::string stack = stack_name(weight);
+    if (!stack.empty()) {
+      found.push_back(matcher.expert_of(weight, stack));
+      continue;
     }
-    if (!same)
-      fail(ErrorCode::kCorrupt, "{}: tensor '{}' has shape {}], config.json wants {}", ref.file->path().string(), weight.name, shape,
-           wanted.to_string());
-    using io::StoredType;
-    if (const StoredType type = ref.entry->type; type != StoredType::kF32 && type != StoredType::kBF16 && type != StoredType::kF16)
-      fail(ErrorCode::kCorrupt, "{}: tensor '{}' is stored as {}, wanted F32, BF16 or F16", ref.file->path().string(), weight.name,
-           io::to_string(type));
-    found.push_back(ref);
+    const Shape wanted = weight.stored_shape();
+    std::vector<std::int64_t> shape;
+    for (int d = 0; d < wanted.num_dims(); ++d) shape.push_back(wanted[d]);
+    found.emplace_back(matcher.find(names.of(weight.name), shape));
   }
   if (config.tie_word_embeddings) check_tied_head(files, names.of(checkpoint_name(Slot::kEmbedding)));
   const std::string head = checkpoint_name(Slot::kLmHead);
@@ -238,10 +276,10 @@ std::vector<io::SafetensorsRef> match_stored_weights(const io::SafetensorsFolder
   return found;
 }
 
-void read_exact(const io::SafetensorsRef& ref, std::span<float> parts) {
+void read_exact(const StoredTensor& stored, std::span<float> parts) {
   std::vector<float> values(parts.size() / static_cast<std::size_t>(kNumExactParts));
-  ref.file->read_f32(*ref.entry, 0, values);
-  split_exact(values, parts, fmt::format("{}: tensor '{}'", ref.file->path().string(), ref.entry->name));
+  stored.read_f32(0, values);
+  split_exact(values, parts, fmt::format("{}: tensor '{}'", stored.path().string(), stored.name()));
 }
 
 }  // namespace prl::nn

@@ -136,7 +136,7 @@ TEST_P(PretrainedTest, ChecksumSeesEveryTensor) {
 
 INSTANTIATE_TEST_SUITE_P(Families, PretrainedTest,
                          ::testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "mistral", "smollm3", "mixtral", "olmo2",
-                                           "phi3", "qwen3_window", "olmo3_window", "qwen3_5_text"),
+                                           "phi3", "qwen3_window", "olmo3_window", "qwen3_5_text", "gpt_oss", "gpt_oss_window"),
                          [](const auto& test) { return test.param; });
 
 class GoldenModelTest : public ::testing::TestWithParam<std::string> {};
@@ -163,7 +163,7 @@ TEST_P(GoldenModelTest, SavingKeepsEveryByteOfTensorsConfigAndTokenizer) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, GoldenModelTest, ::testing::Values("qwen2_tied", "mixtral", "olmo2", "phi3", "qwen3_5"),
+INSTANTIATE_TEST_SUITE_P(Models, GoldenModelTest, ::testing::Values("qwen2_tied", "mixtral", "olmo2", "phi3", "qwen3_5", "gpt_oss"),
                          [](const auto& test) { return test.param; });
 
 // Published files of Qwen 3.5 have other names and hold a part for images.
@@ -195,6 +195,66 @@ TEST(Pretrained, ThePartForTextIsReadFromFilesOfAModelForImages) {
   }
   write("model.language_model.layers.9.extra");
   expect_error([&] { load_parameters(found, temporary.path()); }, ErrorCode::kCorrupt, "layers.9.extra");
+}
+
+/// Of experts in MXFP4 the numbers that transformers makes of blocks and scales, in fp32 masters and in bfloat16, and saved as such.
+TEST(Pretrained, ExpertsInMxfp4AreReadAsWhatTheyStandFor) {
+  const fs::path source = golden_models() / "gpt_oss_mxfp4";
+  const io::SafetensorsFile expected = io::SafetensorsFile::open(source / "expected.safetensors");
+  const ModelConfig config = load_model_config(source);
+  const prl::testing::TempFolder temporary;
+  Parameters parameters(make_cpu_runtime(), config);
+  load_parameters(parameters, source);
+  save_pretrained(parameters, temporary.path() / "saved", DType::kBF16, {});
+  const io::SafetensorsFile saved = io::SafetensorsFile::open(temporary.path() / "saved" / "model.safetensors");
+  int compared = 0;
+  for (const io::SafetensorsEntry& entry : expected.entries()) {
+    if (!entry.name.starts_with("dequantised.")) continue;
+    const io::SafetensorsEntry& written = saved.at(entry.name.substr(12));
+    EXPECT_EQ(written.shape, entry.shape) << entry.name;
+    const auto a = expected.bytes(entry), b = saved.bytes(written);
+    EXPECT_TRUE(std::ranges::equal(a, b)) << entry.name;
+    ++compared;
+  }
+  EXPECT_EQ(compared, 2);
+  EXPECT_EQ(saved.find("model.layers.0.mlp.experts.down_proj_blocks"), nullptr);
+  SmallModel any("qwen3");
+  const auto checksum_of = [&](const fs::path& folder) {
+    return checksum(*load_weights(any.ctx(), load_model_config(folder), folder, DType::kBF16, {}, nullptr)).combined;
+  };
+  EXPECT_EQ(checksum_of(source), checksum_of(temporary.path() / "saved"));
+}
+
+/// 255 is the scale that is no number, and blocks without scales are no tensor.
+TEST(Pretrained, BadMxfp4IsRefusedByName) {
+  const fs::path source = golden_models() / "gpt_oss_mxfp4";
+  const io::SafetensorsFile original = io::SafetensorsFile::open(source / "model.safetensors");
+  const auto write = [&](const fs::path& folder, const std::string& without, bool is_spoilt) {
+    fs::create_directories(folder);
+    fs::copy_file(source / "config.json", folder / "config.json");
+    std::vector<io::SafetensorsWriter::Spec> specs;
+    for (const io::SafetensorsEntry& entry : original.entries())
+      if (entry.name != without) specs.push_back({entry.name, entry.type, entry.shape});
+    io::SafetensorsWriter writer(folder / "model.safetensors", specs, {});
+    for (const io::SafetensorsWriter::Spec& spec : specs) {
+      const auto bytes = original.bytes(original.at(spec.name));
+      std::vector<std::byte> copy(bytes.begin(), bytes.end());
+      if (is_spoilt && spec.name.ends_with("gate_up_proj_scales")) copy.back() = std::byte{255};
+      writer.append(copy);
+    }
+    writer.finish();
+  };
+  const prl::testing::TempFolder temporary;
+  Parameters parameters(make_cpu_runtime(), load_model_config(source));
+  SmallModel any("qwen3");
+  for (const auto& [name, without, is_spoilt, said] :
+       {std::tuple("no_scales", "model.layers.0.mlp.experts.down_proj_scales", false, "down_proj_scales' of the gpt_oss model is missing"),
+        std::tuple("no_number", "", true, "gate_up_proj_blocks' holds nan")}) {
+    write(temporary.path() / name, without, is_spoilt);
+    expect_error([&] { load_parameters(parameters, temporary.path() / name); }, ErrorCode::kCorrupt, said);
+    expect_error([&] { load_weights(any.ctx(), parameters.config(), temporary.path() / name, DType::kBF16, {}, nullptr); },
+                 ErrorCode::kCorrupt, said);
+  }
 }
 
 TEST(Pretrained, AChatTemplateReplacesTheFoldersOwnWhereverReadersLookForIt) {

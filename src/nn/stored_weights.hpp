@@ -6,6 +6,7 @@
 #include "base/thread_pool.hpp"
 #include "io/safetensors.hpp"
 #include "nn/model_config.hpp"
+#include "nn/stored_tensor.hpp"
 #include "nn/tensor_table.hpp"
 #include "tensor/tensor.hpp"
 
@@ -14,13 +15,12 @@ namespace prl::nn {
 /// The stored tensors in the order of the table. Error{kCorrupt} names file and tensor if one is missing, has another shape or
 /// no float type, or if the folder holds a tensor the model has no place for (rotary buffers and a tied head's copy,
 /// bit for bit, excepted, and layers that config.num_skipped_layers says, of which a log line tells).
-std::vector<io::SafetensorsRef> match_stored_weights(const io::SafetensorsFolder& files, const ModelConfig& config,
-                                                     const TensorTable& table);
+std::vector<StoredTensor> match_stored_weights(const io::SafetensorsFolder& files, const ModelConfig& config, const TensorTable& table);
 
 /// The parts of a tensor that TensorSpec::num_parts says is exact.
-void read_exact(const io::SafetensorsRef& ref, std::span<float> parts);
+void read_exact(const StoredTensor& stored, std::span<float> parts);
 
 /// Error{kCorrupt} names file, tensor and element if one of the tensors holds NaN or infinity, or a number that is infinite in `compute`.
-void check_finite(std::span<const io::SafetensorsRef> tensors, DType compute, ThreadPool& pool);
+void check_finite(std::span<const StoredTensor> tensors, DType compute, ThreadPool& pool);
 
 }  // namespace prl::nn

@@ -26,6 +26,10 @@ bool fused(const ModelConfig& c, std::int64_t) { return c.fuses_projections; }
 bool dense(const ModelConfig& c, std::int64_t layer) { return !c.is_sparse(layer); }
 bool dense_split(const ModelConfig& c, std::int64_t layer) { return !c.is_sparse(layer) && !c.fuses_projections; }
 bool sparse(const ModelConfig& c, std::int64_t layer) { return c.is_sparse(layer); }
+bool sparse_apart(const ModelConfig& c, std::int64_t layer) { return c.is_sparse(layer) && c.expert_names != ExpertNames::kStacked; }
+bool stacked(const ModelConfig& c, std::int64_t layer) { return c.is_sparse(layer) && c.expert_names == ExpertNames::kStacked; }
+bool expert_bias(const ModelConfig& c, std::int64_t layer) { return c.is_sparse(layer) && c.clamped_swiglu.has_value(); }
+bool sinks(const ModelConfig& c, std::int64_t) { return c.attention_sinks; }
 bool score_router(const ModelConfig& c, std::int64_t layer) { return c.has_score_router && c.is_sparse(layer); }
 bool shared(const ModelConfig& c, std::int64_t layer) { return c.shared_expert_size > 0 && c.is_sparse(layer); }
 }  // namespace when
@@ -49,6 +53,11 @@ Shape hidden_by_mlp(const ModelConfig& c) { return {c.hidden_size, c.intermediat
 Shape experts_by_hidden(const ModelConfig& c) { return {c.num_experts, c.hidden_size}; }
 Shape expert_by_hidden(const ModelConfig& c) { return {c.expert_size, c.hidden_size}; }
 Shape hidden_by_expert(const ModelConfig& c) { return {c.hidden_size, c.expert_size}; }
+Shape heads(const ModelConfig& c) { return {c.num_heads}; }
+Shape experts(const ModelConfig& c) { return {c.num_experts}; }
+Shape pairs_by_hidden(const ModelConfig& c) { return {2 * c.expert_size, c.hidden_size}; }
+Shape pairs_of_experts(const ModelConfig& c) { return {2 * c.num_experts * c.expert_size}; }
+Shape hidden_of_experts(const ModelConfig& c) { return {c.num_experts * c.hidden_size}; }
 Shape parts_by_experts(const ModelConfig& c) { return {kNumExactParts * c.num_experts}; }
 Shape shared_by_hidden(const ModelConfig& c) { return {c.shared_expert_size, c.hidden_size}; }
 Shape hidden_by_shared(const ModelConfig& c) { return {c.hidden_size, c.shared_expert_size}; }
@@ -105,9 +114,9 @@ constexpr std::array kRowsOfTable{
     Row{S::kFinalNorm, B::kFinalNorm, kAfter, "model.norm.weight", "output_norm.weight", shape::hidden, when::always, kReplicated},
     Row{S::kLmHead, B::kLmHead, kAfter, "lm_head.weight", "output.weight", shape::vocab_by_hidden, when::own_head, kReplicated},
     Row{S::kRouter, B::kRouter, kInLayer, "mlp.gate.weight", "ffn_gate_inp.weight", shape::experts_by_hidden, when::sparse, kReplicated},
-    Row{S::kExpertGate, B::kGateUp, kInExpert, "gate_proj.weight", "ffn_gate_exps.weight", shape::expert_by_hidden, when::sparse, kShared},
-    Row{S::kExpertUp, B::kGateUp, kInExpert, "up_proj.weight", "ffn_up_exps.weight", shape::expert_by_hidden, when::sparse, kShared},
-    Row{S::kExpertDown, B::kDown, kInExpert, "down_proj.weight", "ffn_down_exps.weight", shape::hidden_by_expert, when::sparse, kShared},
+    Row{S::kExpertGate, B::kGateUp, kInExpert, "gate_proj.weight", "ffn_gate_exps.weight", shape::expert_by_hidden, when::sparse_apart, kShared},
+    Row{S::kExpertUp, B::kGateUp, kInExpert, "up_proj.weight", "ffn_up_exps.weight", shape::expert_by_hidden, when::sparse_apart, kShared},
+    Row{S::kExpertDown, B::kDown, kInExpert, "down_proj.weight", "ffn_down_exps.weight", shape::hidden_by_expert, when::sparse_apart, kShared},
     Row{S::kRouterBias, B::kRouterBias, kInLayer, "mlp.gate.e_score_correction_bias", "exp_probs_b.bias", shape::parts_by_experts, when::score_router, kReplicated},
     Row{S::kSharedGate, B::kGateUp, kInLayer, "mlp.shared_experts.gate_proj.weight", "ffn_gate_shexp.weight", shape::shared_by_hidden, when::shared, kShared},
     Row{S::kSharedUp, B::kGateUp, kInLayer, "mlp.shared_experts.up_proj.weight", "ffn_up_shexp.weight", shape::shared_by_hidden, when::shared, kShared},
@@ -121,9 +130,16 @@ constexpr std::array kRowsOfTable{
     Row{S::kDecayBias, B::kDecayBias, kInLayer, "linear_attn.dt_bias", "ssm_dt.bias", shape::value_heads, when::linear, kReplicated},
     Row{S::kLinearNorm, B::kLinearNorm, kInLayer, "linear_attn.norm.weight", "ssm_norm.weight", shape::value_dim, when::linear, kReplicated},
     Row{S::kLinearOut, B::kO, kInLayer, "linear_attn.out_proj.weight", "ssm_out.weight", shape::hidden_by_value, when::linear, kShared},
+    Row{S::kSinks, B::kSinks, kInLayer, "self_attn.sinks", "attn_sinks.weight", shape::heads, when::sinks, kShared},
+    Row{S::kRouterOffset, B::kRouterOffset, kInLayer, "mlp.router.bias", "ffn_gate_inp.bias", shape::experts, when::expert_bias, kReplicated},
+    Row{S::kExpertPairs, B::kGateUp, kInExpert, "gate_up_proj.weight", "ffn_gate_up_exps.weight", shape::pairs_by_hidden, when::stacked, kShared},
+    Row{S::kStackedDown, B::kDown, kInExpert, "down_proj.weight", "ffn_down_exps.weight", shape::hidden_by_expert, when::stacked, kShared},
+    Row{S::kExpertPairsBias, B::kGateUpBiases, kInLayer, "mlp.experts.gate_up_proj_bias", "ffn_gate_up_exps.bias", shape::pairs_of_experts, when::expert_bias, kReplicated},
+    Row{S::kStackedDownBias, B::kDownBiases, kInLayer, "mlp.experts.down_proj_bias", "ffn_down_exps.bias", shape::hidden_of_experts, when::expert_bias, kReplicated},
 };
 // clang-format on
-static_assert(std::ranges::is_sorted(kRowsOfTable, {}, &Row::slot) && kRowsOfTable.size() == static_cast<std::size_t>(Slot::kLinearOut) + 1,
+static_assert(std::ranges::is_sorted(kRowsOfTable, {}, &Row::slot) &&
+                  kRowsOfTable.size() == static_cast<std::size_t>(Slot::kStackedDownBias) + 1,
               "one row per slot, in order");
 static_assert(kNumBlockKinds == static_cast<std::size_t>(Block::kLinearALoraB) + 1);
 
@@ -156,6 +172,7 @@ std::string checkpoint_name(Slot slot, std::int64_t layer, std::int64_t expert, 
     return row.place == kInExpert ? fmt::format("model.layers.{}.block_sparse_moe.experts.{}.{}", layer, expert, numbered)
                                   : fmt::format("model.layers.{}.block_sparse_moe.{}", layer, numbered);
   if (row.place == kInExpert) return fmt::format("model.layers.{}.mlp.experts.{}.{}", layer, expert, row.name);
+  if (slot == S::kRouter && names == ExpertNames::kStacked) return fmt::format("model.layers.{}.mlp.router.weight", layer);
   return row.place == kInLayer ? fmt::format("model.layers.{}.{}", layer, row.name) : row.name;
 }
 std::string gguf_name(Slot slot, std::int64_t layer) {
@@ -166,9 +183,13 @@ std::string gguf_name(Slot slot, std::int64_t layer) {
 std::optional<Block> bias_of(Block matrix) noexcept {
   if (matrix == Block::kQkv) return Block::kQkvBias;
   if (matrix == Block::kO) return Block::kOBias;
+  if (matrix == Block::kRouter) return Block::kRouterOffset;
   return std::nullopt;
 }
-bool is_bias(Block block) noexcept { return block == Block::kQkvBias || block == Block::kOBias; }
+bool is_bias(Block block) noexcept {
+  return block == Block::kQkvBias || block == Block::kOBias || block == Block::kRouterOffset || block == Block::kGateUpBiases ||
+         block == Block::kDownBiases;
+}
 bool is_bias(Slot slot) noexcept { return is_bias(row_of(slot).block); }
 bool is_stream_or_head_norm(Block block) noexcept {
   return block == Block::kInputNorm || block == Block::kPostNorm || block == Block::kQNorm || block == Block::kKNorm ||
@@ -225,6 +246,7 @@ TensorTablePtr make_tensor_table(const ModelConfig& config, Shard shard) {
                       .block = row.block,
                       .num_parts = row.slot == Slot::kRouterBias ? kNumExactParts : 1,
                       .num_taps = row.slot == Slot::kLinearConv ? config.linear.num_taps : 0,
+                      .num_stored_rows = row.block == Block::kGateUpBiases || row.block == Block::kDownBiases ? config.num_experts : 0,
                       .is_shared = row.is_shared};
       if (row.is_shared) {
         const std::int64_t rows = spec.shape[0] / shard.size;
@@ -245,6 +267,10 @@ TensorTablePtr make_tensor_table(const ModelConfig& config, Shard shard) {
 
 void check_shards(const ModelConfig& config, int size) {
   if (size == 1) return;
+  if (config.clamped_swiglu)
+    fail(ErrorCode::kNotImplemented,
+         "{} devices cannot share the layers of this {} model, whose experts have biases; one device (inference.parallel.tp = 1) is wanted",
+         size, config.model_type);
   if (config.qk_norm_is_whole || config.fuses_projections)
     fail(ErrorCode::kNotImplemented,
          "{} devices cannot share the layers of this {} model: {}; one device (inference.parallel.tp = 1) is wanted", size,

@@ -57,6 +57,13 @@ enum class Slot : std::uint8_t {
   kDecayBias,
   kLinearNorm,
   kLinearOut,
+  // Of GPT-OSS: of all experts of a layer what are vectors, one expert after the other.
+  kSinks,
+  kRouterOffset,
+  kExpertPairs,  ///< rows of gate and up take turns
+  kStackedDown,
+  kExpertPairsBias,
+  kStackedDownBias,
 };
 
 /// What ops compute with: one tensor, or several that share their columns and lie one below the other, so that one product serves all of
@@ -83,6 +90,10 @@ enum class Block : std::uint8_t {
   kDecayRate,
   kDecayBias,
   kLinearNorm,
+  kSinks,
+  kRouterOffset,  ///< what is added to a router's logits
+  kGateUpBiases,  ///< of all experts of a layer
+  kDownBiases,
   // Low-rank adapters: A of the tensors of a block lie together, as their inputs are the same; each tensor has a B of its own.
   kQkvLoraA,
   kOLoraA,
@@ -102,7 +113,7 @@ enum class Block : std::uint8_t {
   kLinearBLoraB,
   kLinearALoraB,
 };
-inline constexpr std::size_t kNumBlockKinds = 38;
+inline constexpr std::size_t kNumBlockKinds = 42;
 
 /// Elements [begin, end) of the array behind all masters, gradients or moments.
 struct ElementRange {
@@ -127,6 +138,7 @@ struct TensorSpec {
   /// `shape` is that of the parts.
   std::int64_t num_parts = 1;
   std::int64_t num_taps = 0;          ///< more than 0: a vector that is [channels, 1, taps] in files
+  std::int64_t num_stored_rows = 0;   ///< more than 0: a vector that files have as a matrix of so many rows
   bool is_shared = false;             ///< devices that share layers hold a part of its rows each; otherwise each holds all of it
   std::int64_t first_stored_row = 0;  ///< of `shape`'s rows, in the tensor of the whole model
   float lora_scale = 0;  ///< of an adapter's tensors: what its product is multiplied by; `slot` is that of the tensor it adapts
@@ -143,6 +155,7 @@ struct TensorSpec {
   /// In files.
   Shape stored_shape() const {
     if (num_taps > 0) return {shape[0] / num_taps, 1, num_taps};
+    if (num_stored_rows > 0) return {num_stored_rows, shape[0] / num_stored_rows};
     return is_exact() ? Shape{shape[0] / num_parts} : shape;
   }
 };

@@ -85,7 +85,8 @@ TEST(TensorTable, MastersLieInOneArrayVectorsFirst) {
 }
 
 TEST(TensorTable, IsCountedWithoutBeingMade) {
-  for (const char* family : {"llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "mistral", "smollm3", "mixtral", "olmo2", "phi3"})
+  for (const char* family :
+       {"llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "mistral", "smollm3", "mixtral", "olmo2", "phi3", "gpt_oss"})
     for (const bool tied : {true, false}) {
       const ModelConfig config = config_of(family, tied);
       const TensorTablePtr table = make_tensor_table(config);
@@ -146,6 +147,23 @@ std::vector<std::string> layer_tensors(const std::string& family) {
   return names;
 }
 
+TEST(TensorTable, ExpertsMayBeOneTensorInFiles) {
+  InitModelOptions options = small_options("gpt_oss");
+  options.num_layers = 1;
+  options.num_experts = 2;
+  const ModelConfig config = make_model_config(options);
+  const TensorTablePtr table = make_tensor_table(config);
+  std::vector<std::string> names;
+  for (const TensorSpec& spec : table->tensors())
+    if (spec.name.find(".mlp.") != std::string::npos || spec.slot == Slot::kSinks)
+      names.push_back(spec.name.substr(15) + " " + spec.stored_shape().to_string());
+  EXPECT_THAT(names, ::testing::ElementsAre("mlp.router.weight [2, 64]", "self_attn.sinks [4]", "mlp.router.bias [2]",
+                                            "mlp.experts.gate_up_proj_bias [2, 160]", "mlp.experts.down_proj_bias [2, 64]",
+                                            "mlp.experts.0.gate_up_proj.weight [160, 64]", "mlp.experts.0.down_proj.weight [64, 80]",
+                                            "mlp.experts.1.gate_up_proj.weight [160, 64]", "mlp.experts.1.down_proj.weight [64, 80]"));
+  EXPECT_EQ(table->blocks()[table->find(Block::kGateUpBiases, 0)].shape, (Shape{320})) << "one vector for kernels";
+}
+
 TEST(TensorTable, NormsMayStandBehindWhatTheyNormAndSpanAllHeads) {
   EXPECT_THAT(
       layer_tensors("olmo2"),
@@ -166,7 +184,7 @@ TEST(TensorTable, ProjectionsMayBeOneTensor) {
 }
 
 TEST(TensorTable, FamiliesThatDevicesCannotShareAreRefused) {
-  for (const char* family : {"olmo2", "phi3"}) {
+  for (const char* family : {"olmo2", "phi3", "gpt_oss"}) {
     const ModelConfig config = make_model_config(small_options(family));
     EXPECT_NO_THROW(check_shards(config, 1));
     try {

@@ -264,7 +264,7 @@ namespace {
 class StoredReader {
  public:
   /// `stored`: one per tensor of `table`, which may hold a part of its rows.
-  StoredReader(ops::OpContext& ctx, const TensorTable& table, std::span<const io::SafetensorsRef> stored, DType compute, bool with_backward)
+  StoredReader(ops::OpContext& ctx, const TensorTable& table, std::span<const StoredTensor> stored, DType compute, bool with_backward)
       : ctx_(ctx), tensors_(table.tensors()), stored_(stored), compute_(compute), with_backward_(with_backward) {}
 
   Tensor vector(const BlockSpec& block) const {
@@ -299,12 +299,11 @@ class StoredReader {
   }
 
  private:
-  std::span<const io::SafetensorsRef> refs_of(const BlockSpec& block) const {
-    return stored_.subspan(block.first_tensor, block.num_tensors);
-  }
+  std::span<const StoredTensor> refs_of(const BlockSpec& block) const { return stored_.subspan(block.first_tensor, block.num_tensors); }
   bool is_read_as_stored(const BlockSpec& block) const {
     return block.kind != Block::kRouterBias && compute_ == DType::kBF16 &&
-           std::ranges::all_of(refs_of(block), [](const io::SafetensorsRef& ref) { return ref.entry->type == io::StoredType::kBF16; });
+           std::ranges::all_of(refs_of(block),
+                               [](const StoredTensor& stored) { return stored.is_plain() && stored.type() == io::StoredType::kBF16; });
   }
   /// As stored if all of its tensors are in the compute dtype, else widened to fp32.
   Tensor plain(const BlockSpec& block) const {
@@ -320,41 +319,40 @@ class StoredReader {
     const bool is_on_host = ctx_.runtime->device().kind == DeviceKind::kCpu;
     auto* to = out.as<std::byte>();
     for (std::size_t i = block.first_tensor; i < block.first_tensor + block.num_tensors; ++i) {
-      const io::SafetensorsRef& ref = stored_[i];
+      const StoredTensor& stored = stored_[i];
       const std::int64_t count = tensors_[i].num_elements(), begin = tensors_[i].first_stored_element();
-      const std::size_t item = size_of(ref.entry->type);
-      const auto bytes =
-          ref.file->bytes(*ref.entry).subspan(static_cast<std::size_t>(begin) * item, static_cast<std::size_t>(count) * item);
+      const std::size_t item = size_of(stored.type());
+      std::span<const std::byte> bytes;
+      if (as_stored) bytes = stored.bytes().subspan(static_cast<std::size_t>(begin) * item, static_cast<std::size_t>(count) * item);
       std::atomic<bool> is_finite{true};
       ctx_.pool->parallel_for((count + kLoadPiece - 1) / kLoadPiece, [&](std::int64_t n) {
         const std::int64_t first = n * kLoadPiece, num = std::min(kLoadPiece, count - first);
         if (!as_stored) {
           std::vector<float> values(static_cast<std::size_t>(num));
-          ref.file->read_f32(*ref.entry, begin + first, values);
+          stored.read_f32(begin + first, values);
           ctx_.runtime->copy_from_host(to + first * 4, values.data(), values.size() * sizeof(float));
         } else if (is_on_host) {
           const std::size_t at = static_cast<std::size_t>(first) * item;
           ctx_.runtime->copy_from_host(to + at, bytes.data() + at, static_cast<std::size_t>(num) * item);
         }
-        if (io::find_not_finite(*ref.file, *ref.entry, begin + first, num, compute_) >= 0)
-          is_finite.store(false, std::memory_order_relaxed);
+        if (stored.find_not_finite(begin + first, num, compute_) >= 0) is_finite.store(false, std::memory_order_relaxed);
       });
-      if (!is_finite) check_finite(std::span(&ref, 1), compute_, *ctx_.pool);
+      if (!is_finite) check_finite(std::span(&stored, 1), compute_, *ctx_.pool);
       if (as_stored && !is_on_host) ctx_.runtime->copy_from_host(to, bytes.data(), bytes.size());  // overlaps its own pieces
-      ref.file->check_whole();
+      stored.check_whole();
       to += as_stored ? bytes.size() : static_cast<std::size_t>(count) * sizeof(float);
     }
   }
-  void fill_exact(const Tensor& out, const io::SafetensorsRef& ref) const {
-    check_finite(std::span(&ref, 1), DType::kF32, *ctx_.pool);
+  void fill_exact(const Tensor& out, const StoredTensor& stored) const {
+    check_finite(std::span(&stored, 1), DType::kF32, *ctx_.pool);
     std::vector<float> parts(static_cast<std::size_t>(out.num_elements()));
-    read_exact(ref, parts);
+    read_exact(stored, parts);
     ctx_.runtime->copy_from_host(out.data(), parts.data(), parts.size() * sizeof(float));
-    ref.file->check_whole();
+    stored.check_whole();
   }
   ops::OpContext& ctx_;
   std::span<const TensorSpec> tensors_;
-  std::span<const io::SafetensorsRef> stored_;
+  std::span<const StoredTensor> stored_;
   DType compute_;
   bool with_backward_;
 };
@@ -362,7 +360,7 @@ class StoredReader {
 /// A folder's tensors as the table of the whole model lists them.
 struct StoredModel {
   io::SafetensorsFolder files;
-  std::vector<io::SafetensorsRef> tensors;
+  std::vector<StoredTensor> tensors;
   StoredModel(const std::filesystem::path& folder, const ModelConfig& config)
       : files(io::SafetensorsFolder::open(folder)), tensors(match_stored_weights(files, config, *make_tensor_table(config))) {}
 };

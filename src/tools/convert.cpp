@@ -11,6 +11,7 @@
 #include "base/log.hpp"
 #include "io/gguf.hpp"
 #include "io/safetensors.hpp"
+#include "nn/expert_stacks.hpp"
 #include "nn/gguf_model.hpp"
 #include "nn/peft.hpp"
 #include "nn/stored_weights.hpp"
@@ -152,14 +153,13 @@ void convert_folder(const ConvertOptions& options, const fs::path& temporary, Co
   const auto files = std::make_shared<const io::SafetensorsFolder>(io::SafetensorsFolder::open(options.input));
   result.dtype = options.dtype.value_or(natural_dtype(*files));
   const nn::TensorTablePtr table = nn::make_tensor_table(result.config);
-  const std::vector<io::SafetensorsRef> found = nn::match_stored_weights(*files, result.config, *table);
+  const std::vector<nn::StoredTensor> found = nn::match_stored_weights(*files, result.config, *table);
   std::vector<nn::WeightSource> sources;
   for (std::size_t i = 0; i < found.size(); ++i)
-    sources.push_back(
-        {.name = table->tensors()[i].name,
-         .shape = table->tensors()[i].stored_shape(),
-         .read = [files, ref = found[i]](std::int64_t first, std::span<float> out) { ref.file->read_f32(*ref.entry, first, out); },
-         .is_exact = table->tensors()[i].is_exact()});
+    sources.push_back({.name = table->tensors()[i].name,
+                       .shape = table->tensors()[i].stored_shape(),
+                       .read = [files, stored = found[i]](std::int64_t first, std::span<float> out) { stored.read_f32(first, out); },
+                       .is_exact = table->tensors()[i].is_exact()});
   if (options.adapter) {
     const nn::StoredAdapterPtr adapter = read_adapter(options, result.config, sources);
     for (nn::WeightSource& source : sources) source = nn::merged_source(std::move(source), adapter);
@@ -167,7 +167,7 @@ void convert_folder(const ConvertOptions& options, const fs::path& temporary, Co
   nn::copy_companions({.folder = options.input, .chat_template = {}}, temporary);
   result.has_chat_template = text::ChatTemplate::exists(options.input);
   nn::write_weight_files(
-      temporary, sources,
+      temporary, nn::stack_experts(result.config, std::move(sources)),
       {.dtype = result.dtype, .max_shard_bytes = options.max_shard_bytes, .progress = Progress("converting " + options.input.string())});
 }
 

@@ -27,20 +27,19 @@ constexpr std::size_t kMostNamed = 8;
 
 struct Stored {
   io::SafetensorsFolder files;
-  std::vector<io::SafetensorsRef> tensors;  ///< as in the table
+  std::vector<nn::StoredTensor> tensors;  ///< as in the table
 
   Stored(const fs::path& folder, const nn::ModelConfig& config, const nn::TensorTable& table)
       : files(io::SafetensorsFolder::open(folder)), tensors(nn::match_stored_weights(files, config, table)) {}
   std::vector<float> read(std::size_t index) const {
-    const io::SafetensorsRef& ref = tensors[index];
-    std::vector<float> out(static_cast<std::size_t>(ref.entry->num_elements()));
-    ref.file->read_f32(*ref.entry, 0, out);
+    std::vector<float> out(static_cast<std::size_t>(tensors[index].num_elements()));
+    tensors[index].read_f32(0, out);
     return out;
   }
 };
 
 bool takes_adapter(const nn::TensorSpec& spec) {
-  return std::ranges::find(nn::kAdaptedBlocks, spec.block) != nn::kAdaptedBlocks.end() && spec.is_matrix();
+  return std::ranges::find(nn::kAdaptedBlocks, spec.block) != nn::kAdaptedBlocks.end() && spec.is_matrix() && nn::lora_b_of(spec.slot);
 }
 
 bool is_rounding(std::span<const float> a, std::span<const float> b) {

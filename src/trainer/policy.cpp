@@ -92,6 +92,7 @@ Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, std::shared_ptr<ops::OpSe
   if (options_.freezes_routers) {
     if (config().num_experts == 0) log::warning("model.freeze_moe_router has no effect: a {} model has no routers", config().model_type);
     parameters_.freeze(nn::Block::kRouter);
+    parameters_.freeze(nn::Block::kRouterOffset);
   }
   if (options_.replays_routes && config().num_experts == 0)
     fail(ErrorCode::kInvalidArgument, "enable_router_replay: a {} model has no routers", config().model_type);

@@ -35,6 +35,7 @@ struct Family {
   bool has_long_rope = false;             ///< LongRoPE in place of Llama 3's scaling and YaRN
   bool has_layer_ropes = false;           ///< rotary parameters by type of layer: those of full attention may be scaled
   std::string_view multimodal_type = {};  ///< model_type of files that hold such a model as "text_config" beside others, if there are any
+  bool has_mxfp4 = false;                 ///< experts in blocks of 4-bit numbers, which are read as what they stand for
 };
 
 /// All families of this build.
@@ -83,5 +84,6 @@ extern const Family kMixtralFamily;
 extern const Family kOlmo2Family;
 extern const Family kOlmo3Family;
 extern const Family kPhi3Family;
+extern const Family kGptOssFamily;
 
 }  // namespace prl::nn

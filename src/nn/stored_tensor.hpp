@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "io/safetensors.hpp"
+#include "tensor/dtype.hpp"
+
+namespace prl::nn {
+
+/// Elements of a block of MXFP4 (Open Compute Project, "OCP Microscaling Formats", 2023): 4-bit numbers (E2M1), two to a byte, the lower
+/// half first, times a power of two that all have in common.
+inline constexpr std::int64_t kMxfp4Block = 32;
+
+/// A tensor of a model where a folder holds it: as it is, or as one expert's part of a tensor of all. Borrows the folder's files.
+class StoredTensor {
+ public:
+  StoredTensor() = default;
+  /// As it is.
+  explicit StoredTensor(io::SafetensorsRef ref) : ref_(ref) {}
+  /// The matrix [rows, cols] of an expert, of which `ref` [E, cols, rows] holds the transpose.
+  static StoredTensor transposed(io::SafetensorsRef ref, std::int64_t expert, std::int64_t rows, std::int64_t cols);
+  /// The matrix [rows, cols] of an expert in MXFP4: blocks [E, rows, cols / 32, 16] and their exponents plus 127 [E, rows, cols / 32].
+  static StoredTensor mxfp4(io::SafetensorsRef blocks, io::SafetensorsRef scales, std::int64_t expert, std::int64_t rows,
+                            std::int64_t cols);
+
+  bool is_there() const noexcept { return ref_.entry != nullptr; }
+  /// Whether the bytes of the file are the tensor's.
+  bool is_plain() const noexcept { return layout_ == Layout::kPlain; }
+  io::StoredType type() const noexcept { return ref_.entry->type; }
+  /// Of the file's tensor.
+  const std::string& name() const noexcept { return ref_.entry->name; }
+  const std::filesystem::path& path() const noexcept { return ref_.file->path(); }
+  std::int64_t num_elements() const noexcept { return is_plain() ? ref_.entry->num_elements() : rows_ * cols_; }
+
+  /// Of a plain one; see io::SafetensorsFile::bytes().
+  std::span<const std::byte> bytes() const noexcept { return ref_.file->bytes(*ref_.entry); }
+  /// Elements [first, first + out.size()) as fp32. Error{kCorrupt} as io::SafetensorsFile::read_f32().
+  void read_f32(std::int64_t first, std::span<float> out) const;
+  /// See io::find_not_finite().
+  std::int64_t find_not_finite(std::int64_t first, std::int64_t count, DType as) const;
+  void check_whole() const;
+
+ private:
+  enum class Layout : std::uint8_t { kPlain, kTransposed, kMxfp4 };
+  void read_transposed(std::int64_t first, std::span<float> out) const;
+  void read_mxfp4(std::int64_t first, std::span<float> out) const;
+
+  io::SafetensorsRef ref_, scales_;
+  Layout layout_ = Layout::kPlain;
+  std::int64_t expert_ = 0, rows_ = 0, cols_ = 0;
+};
+
+}  // namespace prl::nn
