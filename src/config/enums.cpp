@@ -63,7 +63,8 @@ constexpr EnumEntry kFamilies[] = {
     entry(ModelFamily::kQwen3, "qwen3"),     entry(ModelFamily::kQwen3Moe, "qwen3_moe"), entry(ModelFamily::kGlm4Moe, "glm4_moe"),
     entry(ModelFamily::kQwen2, "qwen2"),     entry(ModelFamily::kLlama, "llama"),        entry(ModelFamily::kMistral, "mistral"),
     entry(ModelFamily::kSmolLm3, "smollm3"), entry(ModelFamily::kMixtral, "mixtral"),    entry(ModelFamily::kOlmo2, "olmo2"),
-    entry(ModelFamily::kOlmo3, "olmo3"),     entry(ModelFamily::kPhi3, "phi3"),          entry(ModelFamily::kQwen35, "qwen3_5")};
+    entry(ModelFamily::kOlmo3, "olmo3"),     entry(ModelFamily::kPhi3, "phi3"),          entry(ModelFamily::kQwen35, "qwen3_5"),
+    entry(ModelFamily::kGptOss, "gpt_oss")};
 constexpr EnumEntry kPlanWorks[] = {entry(PlanWork::kSft, "sft"), entry(PlanWork::kRl, "rl")};
 constexpr EnumEntry kEnvActions[] = {entry(EnvAction::kInstall, "install"), entry(EnvAction::kUpdate, "update"),
                                      entry(EnvAction::kList, "list"),       entry(EnvAction::kShow, "show"),

@@ -24,6 +24,7 @@ nn::InitModelOptions sizes_of(const config::InitModelConfig& config) {
     case config::ModelFamily::kOlmo3: options.family = "olmo3"; break;
     case config::ModelFamily::kPhi3: options.family = "phi3"; break;
     case config::ModelFamily::kQwen35: options.family = "qwen3_5_text"; break;
+    case config::ModelFamily::kGptOss: options.family = "gpt_oss"; break;
   }
   options.vocab_size = config.vocab_size;
   options.hidden_size = config.hidden_size;

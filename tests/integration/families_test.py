@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Mixtral, OLMo 2, Phi-3 and Qwen 3.5 from nothing to RL in lock-step, with their files' own names of tensors and modules."""
+"""Mixtral, OLMo 2, Phi-3, GPT-OSS and Qwen 3.5 from nothing to RL in lock-step, with their files' own names of tensors and modules."""
 import json
 import os
 
@@ -13,6 +13,8 @@ FAMILIES = {
                 ["block_sparse_moe.gate.weight", "block_sparse_moe.experts.5.w1.weight", "block_sparse_moe.experts.0.w3.weight"]),
     "olmo2": ([], ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
               ["self_attn.q_norm.weight", "post_attention_layernorm.weight", "post_feedforward_layernorm.weight"]),
+    "gpt_oss": (["--num-experts", 6, "--num-experts-per-tok", 2, "--sliding-window", 12], ["q_proj", "k_proj", "v_proj", "o_proj"],
+                ["self_attn.sinks", "mlp.router.bias", "mlp.experts.gate_up_proj", "mlp.experts.down_proj_bias"]),
     "phi3": ([], ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"], ["self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight"]),
     # Two layers: one of linear attention, and the last one of softmax attention.
     "qwen3_5": (["--head-dim", 64], ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj",
@@ -87,7 +89,7 @@ def test_adapters_have_the_names_of_the_familys_modules():
 
 
 def test_layers_that_cannot_be_shared_are_refused():
-    for family in ("olmo2", "phi3", "qwen3_5"):
+    for family in ("olmo2", "phi3", "qwen3_5", "gpt_oss"):
         with harness.workspace(f"family-shared-{family}") as folder:
             prepare(folder, family)
             said = "".join(prl("inference", "--model.name", folder / "model", "--parallel.tp", 2, "--compute.device", "cpu", "--server.port",
