@@ -33,7 +33,7 @@ class Run:
     columns: list[str]
     want_messages: bool
     want_record: bool
-    want_brief: bool = False  # messages that the orchestrator knows from the calls are left out
+    want_brief: bool = False  # what the orchestrator knows is left out of model calls and the result
     task: asyncio.Task | None = None
     has_begun: bool = False  # the task's first step has run: only then can it end by itself when it is cancelled
     stop_reason: str | None = None  # "cancel" or "timeout" once it was told to end
@@ -58,6 +58,11 @@ class Reply:
     finish_reason: str
     usage: dict
     model: str | None
+
+
+def shorten(message: dict, known: set[str]) -> dict:
+    """Without members that the orchestrator knows, and those that say nothing."""
+    return {key: value for key, value in message.items() if key not in known and not (value is None or isinstance(value, (list, dict)) and not value)}
 
 
 class ModelCalls:
@@ -112,6 +117,8 @@ class ModelCalls:
         }
         if tool_choice is not None:
             message["tool_choice"] = tool_choice
+        if run is not None and run.want_brief:
+            message = {**shorten(message, {"turn", "seat", "trainable"}), "messages": messages}
         future = loop.create_future()
         started = loop.time()
         try:

@@ -11,7 +11,7 @@ import time
 from dataclasses import fields
 
 from prl_worker import PROTOCOL, __version__, adapters, functions, health, loading, logs
-from prl_worker.adapters.base import Environment, LoadRequest, Outcome
+from prl_worker.adapters.base import Environment, LoadRequest, Outcome, shortened
 from prl_worker.connection import Connection
 from prl_worker.errors import ConfigError, WorkerError, describe
 from prl_worker.framing import DEFAULT_MAX_FRAME, MIN_MAX_FRAME, FrameTooLarge
@@ -420,15 +420,13 @@ class Worker:
         self._finish(run, terminal)
 
     def _result(self, run: Run, outcome: Outcome) -> dict:
-        result = {
-            "t": "result",
-            "run_id": run.run_id,
-            "env_key": run.env_key,
-            "group_id": run.group_id,
-            "task": {"index": run.index, "id": run.task_id if run.task_id is not None else str(run.index)},
-            "samples": outcome.samples,
-            "held": outcome.is_held,
-        }
+        result = {"t": "result", "run_id": run.run_id, "samples": outcome.samples, "held": outcome.is_held}
+        if run.want_brief:
+            result["samples"] = [shortened(sample) for sample in outcome.samples]
+        else:
+            result["env_key"] = run.env_key
+            result["group_id"] = run.group_id
+            result["task"] = {"index": run.index, "id": run.task_id if run.task_id is not None else str(run.index)}
         if outcome.error is not None:
             result["error"] = outcome.error
         if run.want_record:

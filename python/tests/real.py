@@ -103,7 +103,7 @@ class SharedWorker(unittest.TestCase):
         self.assertEqual(brief["calls"][-1], last["call_id"])
         known = [*last["messages"], replies[last["call_id"]]["message"]]
         size = brief["prompt_size"]
-        self.assertEqual((known[:size], [*known[size:], *brief["completion"]], brief["tools"]), (whole["prompt"], whole["completion"], whole["tools"]))
+        self.assertEqual((known[:size], [*known[size:], *brief.get("completion", [])], brief.get("tools", [])), (whole["prompt"], whole["completion"], whole["tools"]))
         return brief
 
     def sample(self, index=0, **message):

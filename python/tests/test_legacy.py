@@ -58,8 +58,8 @@ class Legacy(SharedWorker):
         # What the environment makes of no content is for it to tell.
         self.key += "tools"
         self.load("prl-calculator")
-        replies = [say(None, tool_calls=[("add", {"a": 1, "b": 4})]), say("It is 5.")]
-        self.peer.model = lambda call: replies[call["turn"]]
+        replies = iter([say(None, tool_calls=[("add", {"a": 1, "b": 4})]), say("It is 5.")])
+        self.peer.model = lambda call: next(replies)
         self.assertEqual(len(self.sample(1, want={"brief": True})["prompt"]), len(self.peer.calls[0]["messages"]))
 
     def test_limits(self):

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
-from prl_worker.model_calls import ModelCalls, Run
+from prl_worker.model_calls import ModelCalls, Run, shorten
 
 
 @dataclass
@@ -114,6 +114,12 @@ def put_messages(sample: dict, run: Run, prompt: list[dict] | None, completion: 
             sample.update(prompt_size=len(prompt), completion=whole[known:])
             return
     sample.update(prompt=prompt, completion=completion)
+
+
+def shortened(sample: dict) -> dict:
+    """The sample of a brief result: without what the orchestrator counts and times itself."""
+    timing = {key: value for key, value in sample["timing"].items() if key == "scoring_s"}
+    return shorten({**sample, "timing": timing}, {"session_id", "usage", "num_turns"})
 
 
 def new_sample(run: Run, *, session_id: str, seat: str = "agent", trainable: bool = True) -> dict:
