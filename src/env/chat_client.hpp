@@ -64,8 +64,9 @@ struct ChatTurn {
 class ChatClient {
  public:
   virtual ~ChatClient() = default;
-  /// Error{kOverlong} when the prompt does not fit the context, {kDeadline}, {kUnavailable}, {kInvalidArgument}.
-  virtual asio::awaitable<ChatTurn> complete(ChatRequest request) = 0;
+  /// `request` must live until the call has ended. Error{kOverlong} when the prompt does not fit the context, {kDeadline}, {kUnavailable},
+  /// {kInvalidArgument}.
+  virtual asio::awaitable<ChatTurn> complete(const ChatRequest& request) = 0;
 };
 
 /// What a conversation is opened with.

@@ -62,11 +62,11 @@ asio::awaitable<void> MultiTurnEnv::play(Rollout* rollout, RolloutContext contex
     if (context.seed) request.sampling.seed = mix_seed(*context.seed, turn_idx) >> 1;
     request.deadline = context.deadline;
     rollout->is_asking = true;
-    ChatTurn turn = co_await context.client->complete(std::move(request));
+    ChatTurn turn = co_await context.client->complete(request);
     rollout->is_asking = false;
 
     TrajectoryStep step;
-    step.prompt = rollout->messages;
+    step.prompt = std::move(request.messages);
     step.completion = turn.message;
     step.tokens = std::move(turn.tokens);
     step.has_tokens = turn.has_tokens;

@@ -115,7 +115,7 @@ class OpenAIChatClient final : public ChatClient {
                    ConversationOptions conversation)
       : client_(std::move(client)), options_(std::move(options)), root_(std::move(root)), conversation_(std::move(conversation)) {}
 
-  asio::awaitable<ChatTurn> complete(ChatRequest request) override {
+  asio::awaitable<ChatTurn> complete(const ChatRequest& request) override {
     const net::TimePoint begin = net::Clock::now();
     auto first = post(request, std::nullopt);
     net::HttpReply reply = co_await std::move(first);
@@ -132,7 +132,7 @@ class OpenAIChatClient final : public ChatClient {
   }
 
  private:
-  asio::awaitable<net::HttpReply> post(ChatRequest request, std::optional<std::int64_t> max_tokens) {
+  asio::awaitable<net::HttpReply> post(const ChatRequest& request, std::optional<std::int64_t> max_tokens) {
     json::object body;
     body["model"] = options_->model;
     body["messages"] = request.messages;

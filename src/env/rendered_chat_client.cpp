@@ -33,7 +33,7 @@ class RenderedChatClient final : public ChatClient {
   RenderedChatClient(std::shared_ptr<const text::Renderer> renderer, std::unique_ptr<ChatClient> service)
       : renderer_(std::move(renderer)), service_(std::move(service)) {}
 
-  asio::awaitable<ChatTurn> complete(ChatRequest request) override {
+  asio::awaitable<ChatTurn> complete(const ChatRequest& request) override {
     auto asking = service_->complete(request);
     ChatTurn turn = co_await std::move(asking);
     turn.tokens = tokens_of_reply(*renderer_, request.messages, request.tools, turn.message, turn.is_truncated());

@@ -38,7 +38,7 @@ class TokenChatClient final : public ChatClient {
   TokenChatClient(std::shared_ptr<const text::Renderer> renderer, std::shared_ptr<GenerateClient> generate, ConversationOptions options)
       : renderer_(std::move(renderer)), generate_(std::move(generate)), options_(std::move(options)) {}
 
-  asio::awaitable<ChatTurn> complete(ChatRequest request) override {
+  asio::awaitable<ChatTurn> complete(const ChatRequest& request) override {
     ChatTurn turn;
     wire::GenerateRequest generate = make_request(request, turn);
     turn.tokens.prompt_ids = generate.prompt_ids;

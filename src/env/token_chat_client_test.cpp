@@ -92,7 +92,7 @@ ChatTurn ask(ChatClient& client, json::array messages) {
   ChatRequest request;
   request.messages = std::move(messages);
   request.deadline = net::Clock::now() + 5s;
-  auto asking = client.complete(std::move(request));
+  auto asking = client.complete(request);
   auto future = asio::co_spawn(context, std::move(asking), asio::use_future);
   context.run();
   return future.get();

@@ -48,7 +48,7 @@ class ScriptedModel final : public env::ChatClientFactory {
 class ScriptedConversation final : public env::ChatClient {
  public:
   ScriptedConversation(ScriptedModel& model, std::string session) : model_(model), session_(std::move(session)) {}
-  asio::awaitable<env::ChatTurn> complete(env::ChatRequest request) override {
+  asio::awaitable<env::ChatTurn> complete(const env::ChatRequest& request) override {
     model_.sessions.push_back(session_);
     if (request.sampling.seed) model_.seeds.insert(*request.sampling.seed);
     model_.max_running = std::max(model_.max_running, ++model_.running);

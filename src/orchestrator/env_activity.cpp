@@ -32,9 +32,9 @@ class WatchedClient final : public env::ChatClient {
  public:
   WatchedClient(std::unique_ptr<env::ChatClient> client, std::shared_ptr<EnvActivity> activity)
       : client_(std::move(client)), activity_(std::move(activity)) {}
-  env::asio::awaitable<env::ChatTurn> complete(env::ChatRequest request) override {
+  env::asio::awaitable<env::ChatTurn> complete(const env::ChatRequest& request) override {
     const ModelCall call(*activity_);
-    auto asking = client_->complete(std::move(request));
+    auto asking = client_->complete(request);
     co_return co_await std::move(asking);
   }
 

@@ -61,7 +61,7 @@ class SteadyModel final : public env::ChatClient {
   /// `cpu_ns` counts what making the replies takes.
   SteadyModel(const BenchEnvOptions& options, std::atomic<std::int64_t>& cpu_ns) : options_(options), cpu_ns_(cpu_ns) {}
 
-  asio::awaitable<env::ChatTurn> complete(env::ChatRequest request) override {
+  asio::awaitable<env::ChatTurn> complete(const env::ChatRequest& request) override {
     if (options_.latency.count() > 0) co_await net::sleep_for(options_.latency);
     const std::int64_t begin = thread_cpu_ns();
     env::ChatTurn turn = reply_to(request);

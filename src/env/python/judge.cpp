@@ -26,7 +26,7 @@ asio::awaitable<void> ask(std::shared_ptr<ChatClientFactory> service, ChatReques
     ConversationOptions conversation;
     conversation.session_id = "judge";
     const std::unique_ptr<ChatClient> client = service->open(std::move(conversation));
-    auto completing = client->complete(std::move(request));
+    auto completing = client->complete(request);
     result.set_value(co_await std::move(completing));
   } catch (const std::exception&) {
     result.set_exception(std::current_exception());

@@ -31,7 +31,7 @@ class RecordedRun final : public PooledRun {
 /// A model of which calls end some time after they were cancelled, as those of a server do whose connection is closed in good order.
 class SlowToEnd final : public ChatClient {
  public:
-  asio::awaitable<ChatTurn> complete(ChatRequest) override {
+  asio::awaitable<ChatTurn> complete(const ChatRequest&) override {
     ++num_begun;
     if (on_begin) on_begin();
     co_await asio::this_coro::reset_cancellation_state(asio::disable_cancellation());

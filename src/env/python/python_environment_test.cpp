@@ -36,7 +36,7 @@ using ::testing::HasSubstr;
 class Reverser final : public ChatClient {
  public:
   explicit Reverser(std::chrono::milliseconds latency, json::array* tools = nullptr) : latency_(latency), tools_(tools) {}
-  asio::awaitable<ChatTurn> complete(ChatRequest request) override {
+  asio::awaitable<ChatTurn> complete(const ChatRequest& request) override {
     if (tools_ != nullptr) *tools_ = request.tools;
     if (latency_.count() > 0) co_await net::sleep_for(latency_);
     const json::value* content = request.messages.back().as_object().if_contains("content");

@@ -22,7 +22,7 @@ namespace json = boost::json;
 class ScriptedChat final : public ChatClient {
  public:
   explicit ScriptedChat(std::deque<ChatTurn> turns) : turns_(std::move(turns)) {}
-  asio::awaitable<ChatTurn> complete(ChatRequest request) override {
+  asio::awaitable<ChatTurn> complete(const ChatRequest& request) override {
     requests.push_back(request);
     if (turns_.empty()) fail(ErrorCode::kUnavailable, "the script has ended");
     ChatTurn turn = std::move(turns_.front());

@@ -30,7 +30,7 @@ class FakeConversation final : public env::ChatClient {
  public:
   explicit FakeConversation(FakeChat& owner) : owner_(owner) {}
 
-  asio::awaitable<env::ChatTurn> complete(env::ChatRequest request) override {
+  asio::awaitable<env::ChatTurn> complete(const env::ChatRequest& request) override {
     const std::chrono::microseconds extra = owner_.num_requests_++ == 0 ? owner_.options_.first_delay : std::chrono::milliseconds(0);
     owner_.max_running_ = std::max(owner_.max_running_, ++owner_.running_);
     const std::int64_t version = owner_.weights_->loaded + owner_.options_.version_offset;
