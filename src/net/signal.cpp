@@ -7,6 +7,7 @@
 #include <boost/asio/use_awaitable.hpp>
 
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "base/error.hpp"
@@ -16,7 +17,8 @@ namespace prl::net {
 struct Signal::State {
   std::mutex mutex;
   bool is_set = false;
-  std::shared_ptr<asio::steady_timer> waiter;  // guarded by mutex, its object too: see wait_until
+  bool is_waiting = false;                  // and was not notified since
+  std::optional<asio::steady_timer> timer;  // of who waits; touched under the mutex only
 };
 
 namespace {
@@ -24,13 +26,23 @@ namespace {
 /// Starts the wait under the mutex that guards the timer object, so that notify() may touch the timer from any thread.
 template <typename State>
 struct StartWait {
-  std::shared_ptr<State> state;
-  std::shared_ptr<asio::steady_timer> timer;
+  State* state;
   template <typename Handler>
   void operator()(Handler&& handler) {
     std::lock_guard lock(state->mutex);
     // A notification between the check in wait_until and this line has moved the expiry into the past.
-    timer->async_wait(std::forward<Handler>(handler));
+    state->timer->async_wait(std::forward<Handler>(handler));
+  }
+};
+
+/// The timer goes with the coroutine that waits on it, also where that is dropped with its executor.
+template <typename State>
+struct EndWait {
+  State* state;
+  ~EndWait() {
+    std::lock_guard lock(state->mutex);
+    state->is_waiting = false;
+    state->timer.reset();
   }
 };
 
@@ -41,23 +53,24 @@ Signal::Signal() : state_(std::make_shared<State>()) {}
 void Signal::notify() const noexcept {
   std::lock_guard lock(state_->mutex);
   state_->is_set = true;
-  if (auto timer = std::exchange(state_->waiter, nullptr)) timer->expires_at(TimePoint::min());
+  if (std::exchange(state_->is_waiting, false)) state_->timer->expires_at(TimePoint::min());
 }
 
 asio::awaitable<bool> Signal::wait_until(TimePoint deadline) const {
   const std::shared_ptr<State> state = state_;
   const auto executor = co_await asio::this_coro::executor;
-  auto timer = std::make_shared<asio::steady_timer>(executor, deadline);
   {
     std::lock_guard lock(state->mutex);
     if (state->is_set) {
       state->is_set = false;
       co_return true;
     }
-    PRL_CHECK(state->waiter == nullptr, "a Signal has one waiter at a time");
-    state->waiter = timer;
+    PRL_CHECK(!state->timer, "a Signal has one waiter at a time");
+    state->timer.emplace(executor, deadline);
+    state->is_waiting = true;
   }
-  StartWait<State> start{state, timer};
+  const EndWait<State> end{state.get()};
+  StartWait<State> start{state.get()};
   const auto token = asio::as_tuple(asio::use_awaitable);
   auto operation = asio::async_initiate<decltype(token), void(boost::system::error_code)>(start, token);
   std::exception_ptr cancelled;
@@ -69,7 +82,6 @@ asio::awaitable<bool> Signal::wait_until(TimePoint deadline) const {
   bool was_set = false;
   {
     std::lock_guard lock(state->mutex);
-    if (state->waiter == timer) state->waiter = nullptr;
     if (!cancelled) was_set = std::exchange(state->is_set, false);
   }
   if (cancelled) fail(ErrorCode::kCancelled, "the waiting task was cancelled");
