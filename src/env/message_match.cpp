@@ -88,6 +88,7 @@ json::object plain_call(const json::value& call) {
 
 json::object without_nulls(const json::object& object) {
   json::object out;
+  out.reserve(object.size());
   for (const auto& item : object)
     if (!item.value().is_null()) out[item.key()] = item.value();
   return out;
@@ -114,6 +115,7 @@ json::object plain_message(const json::object& message) {
   const std::string_view role = text_of(message, "role");
   if (role.empty()) fail(ErrorCode::kInvalidArgument, "a message: no role");
   json::object plain;
+  plain.reserve(message.size());
   plain["role"] = role;
   const json::value* content = member(message, "content");
   if (content != nullptr && !text::is_text(*content) && !content->is_array())

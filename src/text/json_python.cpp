@@ -342,7 +342,7 @@ json::value parse_json(std::string_view text, std::size_t max_depth, LargeNumber
 }
 
 json::value parse_json_together(std::string_view text, std::size_t max_depth, LargeNumbers large_numbers) {
-  return parse_into(json::make_shared_resource<json::monotonic_resource>(text.size() + 2048), text, max_depth, large_numbers);
+  return parse_into(json::make_shared_resource<json::monotonic_resource>(text.size() + 1024), text, max_depth, large_numbers);
 }
 
 }  // namespace prl::text

@@ -54,7 +54,7 @@ Conversations::Conversation& Conversations::acquire(const std::string& session, 
       Conversation fresh;
       fresh.session = session;
       if (!std::exchange(is_first_taken_, true))
-        fresh.client = std::shared_ptr<ChatClient>(first_, [](ChatClient*) {});
+        fresh.client = std::shared_ptr<ChatClient>(std::shared_ptr<ChatClient>(), first_);
       else
         fresh.client = open_("/" + std::to_string(++num_opened_));
       best = conversations_.insert(conversations_.end(), std::move(fresh));

@@ -44,20 +44,19 @@ const json::value& wanted_at(const json::object& message, std::string_view key, 
 
 }  // namespace
 
-std::string encode_frame(const json::object& message, std::size_t max_bytes, const TextMember* more) {
+std::string encode_frame(const json::object& message, std::size_t max_bytes, std::initializer_list<std::string_view> more) {
   const std::string text = text::to_json_text(message);
+  std::size_t size = text.size();
+  if (more.size() > 0) ++size;
+  for (const std::string_view piece : more) size += piece.size();
   std::string frame(kFrameHeaderBytes, '\0');
-  frame.reserve(kFrameHeaderBytes + text.size() + (more != nullptr ? more->key.size() + more->json.size() + 5 : 0));
+  frame.reserve(kFrameHeaderBytes + size);
   frame += text;
-  if (more != nullptr) {
+  if (more.size() > 0) {
     frame.back() = ',';  // messages have a type, so this is no empty object
-    frame += '"';
-    frame += more->key;
-    frame += "\":";
-    frame += more->json;
+    for (const std::string_view piece : more) frame += piece;
     frame += '}';
   }
-  const std::size_t size = frame.size() - kFrameHeaderBytes;
   if (size > max_bytes)
     fail(ErrorCode::kInvalidArgument, "message '{}' to a Python worker has {} bytes, at most {} fit into a frame", type_of(message), size,
          max_bytes);

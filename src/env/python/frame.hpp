@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 
@@ -15,16 +16,10 @@ constexpr std::size_t kFrameHeaderBytes = 5;
 constexpr std::size_t kDefaultMaxFrameBytes = std::size_t{64} << 20;
 using FrameHeader = std::array<unsigned char, kFrameHeaderBytes>;
 
-/// A member of a message that is JSON text already.
-struct TextMember {
-  std::string_view key;
-  std::string_view json;
-};
-
-/// The frame of a message, with `more` as its last member. Error{kInvalidArgument} naming its type and size if the payload is longer than
-/// `max_bytes`.
+/// The frame of a message. `more` are the pieces of the text of its last members, where that is JSON already. Error{kInvalidArgument}
+/// naming its type and size if the payload is longer than `max_bytes`.
 std::string encode_frame(const boost::json::object& message, std::size_t max_bytes = kDefaultMaxFrameBytes,
-                         const TextMember* more = nullptr);
+                         std::initializer_list<std::string_view> more = {});
 /// Length of the payload that follows. Error{kCorrupt} for another codec or a length above `max_bytes`.
 std::size_t decode_header(const FrameHeader& header, std::size_t max_bytes = kDefaultMaxFrameBytes);
 /// The message of a payload; it has a text `t`. In memory of its own (text::parse_json_together). Error{kCorrupt} saying what is wrong.

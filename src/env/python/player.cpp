@@ -165,7 +165,7 @@ asio::awaitable<void> Player::stop() {
   calls_.clear();
 }
 
-std::string Player::frame_of(const json::object& call, json::object reply, const TextMember* more) const {
+std::string Player::frame_of(const json::object& call, json::object reply, std::initializer_list<std::string_view> more) const {
   reply["t"] = "model_reply";
   reply["call_id"] = text_member(call, "call_id");
   reply["run_id"] = text_member(call, "run_id");
@@ -176,13 +176,12 @@ std::string Player::frame_of(const json::object& call, const TrajectoryStep& ste
   unsigned char bytes[1024];  // of all but the message
   json::monotonic_resource memory(bytes, sizeof bytes);
   json::object reply(&memory);
+  reply.reserve(8);
   reply["finish_reason"] = step.finish_reason;
   json::object& usage = reply["usage"].emplace_object();
   usage["prompt_tokens"] = step.num_prompt_tokens;
   usage["completion_tokens"] = step.num_completion_tokens;
-  const std::string message = text::to_json_text(step.completion);
-  const TextMember said{.key = "message", .json = message};
-  return frame_of(call, std::move(reply), &said);
+  return frame_of(call, std::move(reply), {R"("message":)", text::to_json_text(step.completion)});
 }
 
 asio::awaitable<void> Player::complete(json::object call, int attempt) {
@@ -303,10 +302,9 @@ asio::awaitable<std::string> Player::answer(const json::object& call, int attemp
     client = conversation->client;
   }
   std::exception_ptr failure;
-  json::array prompt = request.messages;
   ChatTurn turn;
   try {
-    auto completing = client->complete(std::move(request));
+    auto completing = client->complete(request);
     turn = co_await std::move(completing);
   } catch (const std::exception&) {
     failure = std::current_exception();
@@ -317,20 +315,16 @@ asio::awaitable<std::string> Player::answer(const json::object& call, int attemp
     conversations_.release(*conversation, nullptr, nullptr);
     std::rethrow_exception(failure);
   }
-  const TrajectoryStep& step = record(call, std::move(prompt), turn);
+  const TrajectoryStep& step = record(call, std::move(request.messages), turn);
   conversations_.release(*conversation, &step.prompt, &step.completion);
   co_return frame_of(call, step);
 }
 
-json::array Player::conversation(std::string_view call_id) const {
+const TrajectoryStep& Player::turn(std::string_view call_id) const {
   std::lock_guard lock(mutex_);
   const auto it = std::find_if(turns_.begin(), turns_.end(), [&](const Turn& turn) { return turn.call_id == call_id; });
   if (it == turns_.end() || it->is_taken) fail(ErrorCode::kCorrupt, "a result names the model call {}, which was not completed", call_id);
-  json::array messages;
-  messages.reserve(it->step.prompt.size() + 1);
-  for (const json::value& message : it->step.prompt) messages.push_back(message);
-  messages.emplace_back(it->step.completion);
-  return messages;
+  return it->step;
 }
 
 std::vector<TrajectoryStep> Player::take_steps(const json::array* call_ids) {

@@ -3,7 +3,7 @@
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 
-#include <deque>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -47,8 +47,8 @@ class Player {
 
   /// Takes the turns of these calls, in their order; of all policy calls in the order they were asked if `call_ids` is null. After stop().
   std::vector<TrajectoryStep> take_steps(const boost::json::array* call_ids);
-  /// Messages of the call, with the reply to it. Error{kCorrupt} if it was not completed. After stop(), before its turn is taken.
-  boost::json::array conversation(std::string_view call_id) const;
+  /// The turn of the call, valid until it is taken. Error{kCorrupt} if it was not completed or has been taken. After stop().
+  const TrajectoryStep& turn(std::string_view call_id) const;
   double model_seconds() const { return model_seconds_; }
   /// The last failure of the model's side.
   const std::optional<Error>& model_error() const { return model_error_; }
@@ -69,7 +69,7 @@ class Player {
   ChatRequest make_request(const boost::json::object& call, const std::string& session);
   const TrajectoryStep& record(const boost::json::object& call, boost::json::array prompt, ChatTurn& turn);
   asio::awaitable<boost::json::object> judge(const boost::json::object& call);
-  std::string frame_of(const boost::json::object& call, boost::json::object reply, const TextMember* more = nullptr) const;
+  std::string frame_of(const boost::json::object& call, boost::json::object reply, std::initializer_list<std::string_view> more = {}) const;
   std::string frame_of(const boost::json::object& call, const TrajectoryStep& step) const;
   void limit_tokens(ChatRequest& request);
   void reap();
@@ -84,7 +84,7 @@ class Player {
   mutable std::mutex mutex_;  ///< guards what follows: calls end on strands of their own
   Conversations conversations_;
   std::map<std::string, std::pair<std::uint64_t, std::uint64_t>> sessions_;  ///< ordinal and number of calls
-  std::deque<Turn> turns_;                                                   ///< conversations_ points into them
+  std::list<Turn> turns_;                                                    ///< conversations_ points into them
   int attempt_ = 0;
   double model_seconds_ = 0;
   std::optional<Error> model_error_;

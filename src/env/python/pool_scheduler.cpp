@@ -118,7 +118,7 @@ void PoolScheduler::blame(const Worker& worker) {
 /// Takes the rollouts of a worker that is gone; those of a poisoned task end, the others wait for another worker.
 void PoolScheduler::release(int worker) {
   Worker& entry = at(worker);
-  const std::set<RunId> runs = std::exchange(entry.runs, {});
+  const std::unordered_set<RunId> runs = std::exchange(entry.runs, {});
   for (const RunId id : runs) {
     Run& run = runs_.at(id);
     run.worker.reset();

@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "base/ids.hpp"
@@ -124,7 +125,7 @@ class PoolScheduler {
     int num_lags = 0;
     int num_restarts = 0;      ///< in a row without a finished rollout
     bool is_reserved = false;  ///< takes no rollouts but those of a suspect, once it is empty
-    std::set<RunId> runs;
+    std::unordered_set<RunId> runs;
   };
   struct Run {
     std::string task;

@@ -99,12 +99,44 @@ void set_reward(Episode& episode, const json::object& sample) {
     episode.reward = *reward;
 }
 
-/// What a sample leaves out: the messages of its last call and the reply, which are known here; empty where it leaves out nothing.
-json::array conversation_of(const json::object& sample, const Player& player) {
-  if (!sample.contains("prompt_size")) return {};
+/// Whether the messages are the same to the order of their members.
+bool is_copy(std::span<const json::value> a, std::span<const json::value> b) {
+  const auto is_same_member = [](const json::key_value_pair& x, const json::key_value_pair& y) {
+    return x.key() == y.key() && x.value() == y.value();
+  };
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [&](const json::value& x, const json::value& y) {
+    const json::object* m = x.if_object();
+    const json::object* n = y.if_object();
+    return m != nullptr && n != nullptr && std::equal(m->begin(), m->end(), n->begin(), n->end(), is_same_member);
+  });
+}
+
+/// The messages of a sample. What it leaves out is known here: the messages of its last call, whose turn is not taken yet, and the reply.
+void put_messages(Episode& episode, const json::object& sample, const Player& player) {
+  const json::array& rest = optional_array(sample, "completion");
+  if (!sample.contains("prompt_size")) {
+    if (const json::array& prompt = optional_array(sample, "prompt"); !prompt.empty()) episode.prompt = prompt;
+    episode.completion = rest;
+    return;
+  }
   const json::array& calls = array_member(sample, "calls");
   if (calls.empty() || !text::is_text(calls.back())) fail(ErrorCode::kCorrupt, "a sample without calls leaves out its messages");
-  return player.conversation(calls.back().get_string());
+  const TrajectoryStep& last = player.turn(calls.back().get_string());
+  const std::int64_t prompt_size = integer_member(sample, "prompt_size");
+  if (prompt_size < 0 || prompt_size > static_cast<std::int64_t>(last.prompt.size()) + 1)
+    fail(ErrorCode::kCorrupt, "{}: a prompt of {} messages in a conversation of {}", episode.env_name, prompt_size, last.prompt.size() + 1);
+  const auto size = static_cast<std::size_t>(prompt_size);
+  const std::size_t num_asked = std::min(size, last.prompt.size());
+  const std::span<const json::value> messages(last.prompt.data(), last.prompt.size());
+  // Nearly always the task's own, which need not be copied again.
+  if (size != num_asked || !is_copy(episode.prompt, messages.first(num_asked))) {
+    episode.prompt = json::array(messages.begin(), messages.begin() + static_cast<std::ptrdiff_t>(num_asked));
+    if (size != num_asked) episode.prompt.emplace_back(last.completion);
+  }
+  episode.completion.reserve(messages.size() + 1 - size + rest.size());
+  for (const json::value& message : messages.subspan(num_asked)) episode.completion.push_back(message);
+  if (size == num_asked) episode.completion.emplace_back(last.completion);
+  for (const json::value& message : rest) episode.completion.push_back(message);
 }
 
 /// The rollouts of an episode train together or not at all.
@@ -137,14 +169,14 @@ asio::awaitable<std::vector<json::object>> PythonEnvironment::read_rows(Split sp
     request["offset"] = offset + num_rows();
     request["limit"] = limit - num_rows();
     auto asking = pool().request(std::move(request), deadline, WorkerPool::Who::kCatalogue);
-    const json::object page = co_await std::move(asking);
-    const json::array& tasks = array_member(page, "tasks");
-    for (const json::value& task : tasks) {
+    json::object page = co_await std::move(asking);
+    const bool is_last = array_member(page, "tasks").empty() || optional_bool(page, "end", false);
+    for (json::value& task : page["tasks"].get_array()) {
       if (!task.is_object() || integer_member(task.get_object(), "index") != offset + num_rows())
         fail(ErrorCode::kCorrupt, "environment {}: row {} is not where it was asked for", name(), offset + num_rows());
-      rows.push_back(task.get_object());
+      rows.push_back(std::move(task.get_object()));
     }
-    if (optional_bool(page, "end", false) || tasks.empty()) break;
+    if (is_last) break;
   }
   co_return rows;
 }
@@ -256,15 +288,16 @@ std::map<std::string, double> PythonEnvironment::gauges() const {
 
 json::array PythonEnvironment::tools(const Task&) const { return optional_array(loaded(), "tools"); }
 
-/// In memory of its own: it is made on one thread, then changed and dropped on the pool's.
-json::object PythonEnvironment::run_message(const Task& task, const RolloutContext& context, const json::object& sampling,
-                                            net::TimePoint now) const {
-  json::object message(json::make_shared_resource<json::monotonic_resource>(2048));
+/// RunRequest::members of a rollout.
+std::string PythonEnvironment::run_members(const Task& task, const RolloutContext& context, const json::object& sampling,
+                                           net::TimePoint now) const {
+  unsigned char bytes[2048];
+  json::monotonic_resource memory(bytes, sizeof bytes);
+  json::object message(&memory);
   message.reserve(16);
   message["env_key"] = kEnvKey;
   message["split"] = text_member(task.info, "split");
   message["mode"] = context.is_training ? "train" : "eval";
-  message["session_id"] = context.trajectory_id;
   if (scores_groups()) {
     message["group_id"] = context.group_id;
     message["hold"] = true;
@@ -278,27 +311,12 @@ json::object PythonEnvironment::run_message(const Task& task, const RolloutConte
   message["model"] = options_.model;
   message["sampling"] = sampling;
   message["deadline_s"] = std::max(0.001, std::chrono::duration<double>(context.deadline - now).count());
-  return message;
+  const std::string text = text::to_json_text(message);
+  return text.substr(1, text.size() - 2);
 }
 
-/// What one sample tells of its rollout, but for the reward.
-void PythonEnvironment::fill_seat(Episode& episode, const json::object& sample, const json::object& result, json::array conversation,
-                                  const Player& player) const {
-  const json::array& rest = optional_array(sample, "completion");
-  if (sample.contains("prompt_size")) {
-    const std::int64_t prompt_size = integer_member(sample, "prompt_size");
-    if (prompt_size < 0 || prompt_size > static_cast<std::int64_t>(conversation.size()))
-      fail(ErrorCode::kCorrupt, "{}: a prompt of {} messages in a conversation of {}", name(), prompt_size, conversation.size());
-    episode.prompt.clear();
-    episode.prompt.reserve(static_cast<std::size_t>(prompt_size));
-    episode.completion.reserve(conversation.size() - static_cast<std::size_t>(prompt_size) + rest.size());
-    for (std::size_t i = 0; i < conversation.size(); ++i)
-      (static_cast<std::int64_t>(i) < prompt_size ? episode.prompt : episode.completion).push_back(std::move(conversation[i]));
-    for (const json::value& message : rest) episode.completion.push_back(message);
-  } else {
-    if (const json::array& prompt = optional_array(sample, "prompt"); !prompt.empty()) episode.prompt = prompt;
-    episode.completion = rest;
-  }
+/// What one sample tells of its rollout, but for the messages and the reward.
+void PythonEnvironment::fill_seat(Episode& episode, const json::object& sample, const json::object& result, const Player& player) const {
   if (const std::string answer = optional_text(sample, "answer"); !answer.empty()) episode.answer = answer;
   episode.info = optional_object(sample, "info");
   for (const auto& item : optional_object(sample, "columns")) episode.info[item.key()] = item.value();
@@ -335,17 +353,17 @@ void PythonEnvironment::fill(Episode& episode, const json::object& result, Playe
   const json::object& sample = *learners.front();
   const bool is_split = learners.size() > 1 && context.is_training;
   const Episode blank = is_split ? episode : Episode();
-  json::array conversation = conversation_of(sample, player);
+  put_messages(episode, sample, player);
   episode.trajectory = player.take_steps(learners.size() == 1 || is_split ? &optional_array(sample, "calls") : nullptr);
-  fill_seat(episode, sample, result, std::move(conversation), player);
+  fill_seat(episode, sample, result, player);
   if (samples.size() > 1 && (learners.size() == 1 || is_split)) episode.seat = optional_text(sample, "seat");
   if (is_split) {
     for (std::size_t i = 1; i < learners.size(); ++i) {
       Episode& other = episode.others.emplace_back(blank);
       other.trajectory_id = fmt::format("{}/{}", blank.trajectory_id, i);
-      conversation = conversation_of(*learners[i], player);
+      put_messages(other, *learners[i], player);
       other.trajectory = player.take_steps(&optional_array(*learners[i], "calls"));
-      fill_seat(other, *learners[i], result, std::move(conversation), player);
+      fill_seat(other, *learners[i], result, player);
       other.seat = optional_text(*learners[i], "seat");
       if (!other.error) set_reward(other, *learners[i]);
     }
@@ -376,7 +394,8 @@ asio::awaitable<Episode> PythonEnvironment::run(Task task, RolloutContext contex
   episode.timing.start_time = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
   const net::TimePoint begin = net::Clock::now();
   json::object sampling = sampling_json(context.sampling);
-  RunRequest request{.message = run_message(task, context, sampling, begin),
+  RunRequest request{.members = run_members(task, context, sampling, begin),
+                     .session = context.trajectory_id,
                      .row = std::shared_ptr<const std::string>(task.row, &task.row->text),
                      .task = fmt::format("{}:{}", text_member(task.info, "split"), task.example_id),
                      .group = scores_groups() ? context.group_id : std::string()};

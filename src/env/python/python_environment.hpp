@@ -65,11 +65,9 @@ class PythonEnvironment final : public Environment {
   WorkerPool& pool() const;
   const boost::json::object& loaded() const;
   asio::awaitable<std::vector<boost::json::object>> read_rows(Split split, std::int64_t offset, std::int64_t limit) const;
-  boost::json::object run_message(const Task& task, const RolloutContext& context, const boost::json::object& sampling,
-                                  net::TimePoint now) const;
+  std::string run_members(const Task& task, const RolloutContext& context, const boost::json::object& sampling, net::TimePoint now) const;
   void fill(Episode& episode, const boost::json::object& result, class Player& player, const RolloutContext& context) const;
-  void fill_seat(Episode& episode, const boost::json::object& sample, const boost::json::object& result, boost::json::array conversation,
-                 const Player& player) const;
+  void fill_seat(Episode& episode, const boost::json::object& sample, const boost::json::object& result, const Player& player) const;
   void hold(const RolloutContext& context, const boost::json::object& result, const boost::json::object& sample) const;
   std::vector<std::optional<Held>> take_held(std::span<const Episode> group) const;
 

@@ -15,10 +15,11 @@ namespace {
 
 /// What `run` tells of a row as its `task`.
 std::string task_text(const json::object& row) {
-  json::object named;
+  std::string out;
   for (const char* key : {"index", "id", "hash", "data"})
-    if (const json::value* value = row.if_contains(key)) named[key] = *value;
-  return text::to_json_text(named);
+    if (const json::value* value = row.if_contains(key))
+      out += fmt::format("{}\"{}\":{}", out.empty() ? '{' : ',', key, text::to_json_text(*value));
+  return out.empty() ? "{}" : out + "}";
 }
 
 }  // namespace

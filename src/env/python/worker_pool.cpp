@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <condition_variable>
 #include <future>
 #include <map>
@@ -52,6 +53,13 @@ std::string describe_error(const json::object& error) {
   return type.empty() || message.starts_with(type) ? message : fmt::format("{}: {}", type, message);
 }
 
+/// The rollout of an attempt, of which the id begins with r and the rollout's number; one that there is not for other texts.
+RunId run_of(std::string_view wire_id) {
+  RunId run{-1};
+  if (wire_id.starts_with('r')) std::from_chars(wire_id.data() + 1, wire_id.data() + wire_id.size(), run.value);
+  return run;
+}
+
 /// What tells whether two workers have the same rows.
 std::string fingerprint_of(const json::object& loaded) {
   std::string text;
@@ -75,11 +83,8 @@ struct WorkerPool::Impl : std::enable_shared_from_this<Impl> {
   };
   struct Entry {
     std::shared_ptr<Run> run;
-    json::object message;
-    std::shared_ptr<const std::string> row;  ///< `task` of the message
-    std::string session;                     ///< of the first attempt
-    std::string group;
-    std::string wire_id = {};  ///< of the present attempt
+    RunRequest request;
+    std::string wire_id = {};  ///< of the present attempt, see run_of; empty: at no worker
     int worker = -1;
     std::int64_t num_open_calls = 0;
     bool is_orphan = false;  ///< cancelled: nobody hears of its end
@@ -149,7 +154,6 @@ struct WorkerPool::Impl : std::enable_shared_from_this<Impl> {
   std::vector<Worker> workers;
   std::vector<Ending> endings;
   std::unordered_map<RunId, Entry> runs;
-  std::unordered_map<std::string, RunId> run_of_wire_id;
   std::map<std::string, std::shared_ptr<Request>> requests;
   std::vector<std::shared_ptr<Request>> waiting;
   net::Signal wake;
@@ -234,7 +238,7 @@ void WorkerPool::Impl::carry_out(const PoolPlan& plan) {
   for (const RunFailure& failure : plan.fail) {
     if (failure.type == "WorkerDied")
       if (const auto it = runs.find(failure.run); it != runs.end())
-        prl::log::error("{}: task {}: {}", options.name, it->second.row->substr(0, 200), failure.message);
+        prl::log::error("{}: task {}: {}", options.name, it->second.request.row->substr(0, 200), failure.message);
     RunEvent event;
     event.failure = failure;
     finish(failure.run, std::move(event));
@@ -263,23 +267,19 @@ void WorkerPool::Impl::assign(const PoolPlan::Assign& assignment) {
   Entry& entry = it->second;
   entry.worker = assignment.worker;
   entry.num_open_calls = 0;
-  run_of_wire_id.erase(entry.wire_id);
   entry.wire_id =
       assignment.attempt == 0 ? fmt::format("r{}", it->first.value) : fmt::format("r{}-{}", it->first.value, assignment.attempt);
-  run_of_wire_id[entry.wire_id] = it->first;
-  json::object& message = entry.message;
-  message["t"] = "run";
-  message["run_id"] = entry.wire_id;
+  const RunRequest& request = entry.request;
+  json::object message{{"t", "run"}, {"run_id", entry.wire_id}, {"session_id", request.session}};
   if (assignment.attempt > 0) {
-    message["session_id"] = fmt::format("{}~{}", entry.session, assignment.attempt);
+    message["session_id"] = fmt::format("{}~{}", request.session, assignment.attempt);
     RunEvent event;
     event.kind = RunEvent::Kind::kRestarted;
     static_cast<void>(entry.run->events.try_push(event));
   }
   try {
     WorkerLink& link = *at(assignment.worker).link;
-    const TextMember row{.key = "task", .json = *entry.row};
-    link.send(encode_frame(message, link.max_frame_bytes(), &row));
+    link.send(encode_frame(message, link.max_frame_bytes(), {request.members, R"(,"task":)", *request.row}));
   } catch (const Error& error) {
     scheduler.on_finished(assignment.run);
     RunEvent event;
@@ -291,7 +291,6 @@ void WorkerPool::Impl::assign(const PoolPlan::Assign& assignment) {
 void WorkerPool::Impl::finish(RunId id, RunEvent event) {
   const auto it = runs.find(id);
   if (it == runs.end()) return;
-  run_of_wire_id.erase(it->second.wire_id);
   const std::shared_ptr<Run> run = it->second.run;
   runs.erase(it);
   event.kind = RunEvent::Kind::kEnded;
@@ -360,7 +359,7 @@ void WorkerPool::Impl::end_link(int index, const std::string& reason) {
   ++worker.generation;
   for (auto& [id, entry] : runs)
     if (entry.worker == index) {
-      run_of_wire_id.erase(entry.wire_id);
+      entry.wire_id.clear();
       entry.worker = -1;
     }
   std::erase_if(runs, [](const auto& item) { return item.second.is_orphan && item.second.worker < 0; });
@@ -480,9 +479,10 @@ void WorkerPool::Impl::on_load_failed(int index, const json::object& message) {
 
 void WorkerPool::Impl::on_run_message(json::object message, RunEvent::Kind kind) {
   constexpr std::size_t kMaxQueuedCalls = 2048;
-  const auto it = run_of_wire_id.find(optional_text(message, "run_id"));
-  if (it == run_of_wire_id.end()) return;
-  Entry& entry = runs.at(it->second);
+  const std::string wire_id = optional_text(message, "run_id");
+  const auto it = runs.find(run_of(wire_id));
+  if (it == runs.end() || it->second.wire_id != wire_id) return;
+  Entry& entry = it->second;
   if (entry.run->events.size() > kMaxQueuedCalls) {
     if (kind == RunEvent::Kind::kCall) refuse_call(entry.worker, message);
     return;
@@ -507,9 +507,10 @@ void WorkerPool::Impl::refuse_call(int index, const json::object& message) {
 }
 
 void WorkerPool::Impl::on_terminal(json::object message) {
-  const auto it = run_of_wire_id.find(text_member(message, "run_id"));
-  if (it == run_of_wire_id.end()) return;
-  const RunId id = it->second;
+  const std::string wire_id = text_member(message, "run_id");
+  const RunId id = run_of(wire_id);
+  const auto it = runs.find(id);
+  if (it == runs.end() || it->second.wire_id != wire_id) return;
   scheduler.on_finished(id);
   RunEvent event{.kind = RunEvent::Kind::kEnded, .message = std::move(message), .failure = std::nullopt};
   finish(id, std::move(event));
@@ -688,14 +689,8 @@ std::shared_ptr<PooledRun> WorkerPool::submit(RunRequest request) {
   }
   auto run = std::make_shared<Impl::Run>(impl_, id);
   impl_->post([run, id, request = std::move(request)](Impl& self) mutable {
-    std::string session = optional_text(request.message, "session_id");
-    Impl::Entry entry{.run = run,
-                      .message = std::move(request.message),  // constructed, not assigned: that keeps it in its memory
-                      .row = std::move(request.row),
-                      .session = std::move(session),
-                      .group = request.group};
-    self.runs.emplace(id, std::move(entry));
-    self.scheduler.submit(id, std::move(request.task), std::move(request.group));
+    self.scheduler.submit(id, request.task, request.group);
+    self.runs.emplace(id, Impl::Entry{.run = run, .request = std::move(request)});
     self.wake.notify();
   });
   return run;

@@ -55,8 +55,9 @@ struct RunEvent {
 
 /// A rollout to be played.
 struct RunRequest {
-  boost::json::object message;             ///< a `run` without run_id and task; its session_id gets a suffix in later attempts
-  std::shared_ptr<const std::string> row;  ///< its `task`, as JSON text
+  std::string members;                     ///< of a `run` but for those below, as JSON text without braces
+  std::string session;                     ///< session_id, which gets a suffix in later attempts
+  std::shared_ptr<const std::string> row;  ///< `task`, as JSON text
   std::string task;                        ///< names the task in every rollout of it
   std::string group;                       ///< empty if the rollout is scored alone
 };
