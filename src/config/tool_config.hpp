@@ -18,7 +18,21 @@
 /// The small commands: init-model, convert, chat, bench, doctor, env, env-server, and one that is accepted but not built.
 namespace prl::config {
 
-enum class ModelFamily { kQwen3, kQwen3Moe, kGlm4Moe, kQwen2, kLlama, kMistral, kSmolLm3, kMixtral, kOlmo2, kOlmo3, kPhi3, kQwen35, kGptOss };
+enum class ModelFamily {
+  kQwen3,
+  kQwen3Moe,
+  kGlm4Moe,
+  kQwen2,
+  kLlama,
+  kMistral,
+  kSmolLm3,
+  kMixtral,
+  kOlmo2,
+  kOlmo3,
+  kPhi3,
+  kQwen35,
+  kGptOss
+};
 std::span<const EnumEntry> enum_entries(ModelFamily);
 enum class BenchSuite { kAll, kDecode, kPrefill, kTrain, kSync, kRl, kStart, kKernels, kEnv, kLora, kDashboard };
 std::span<const EnumEntry> enum_entries(BenchSuite);

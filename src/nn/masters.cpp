@@ -17,7 +17,8 @@ constexpr std::int64_t kRandomRun = 1 << 16;
 
 /// Of vectors: biases, sinks, exact parts, and norms that multiply by 1 + weight. Others are 1.
 bool is_zero_at_first(const TensorSpec& spec, const ModelConfig& config) {
-  return is_bias(spec.block) || spec.block == Block::kSinks || spec.is_exact() || (config.norms_add_one && is_stream_or_head_norm(spec.block));
+  return is_bias(spec.block) || spec.block == Block::kSinks || spec.is_exact() ||
+         (config.norms_add_one && is_stream_or_head_norm(spec.block));
 }
 
 }  // namespace

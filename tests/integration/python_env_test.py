@@ -320,7 +320,8 @@ def test_lock_step_equals_the_native_twin():
         native = f'id = "reverse-text"\nargs = {{ dataset_path = "{folder}/rows.jsonl", eval_dataset_path = "{folder}/rows.jsonl" }}'
         twins = {name: f'id = "{name}"\nname = "reverse-text"\npath = "{folder}:{ENVS}"\npython = "{python}"\nargs = {{ rows = "{folder}/rows.jsonl" }}'
                  for name, python in pythons.items()}
-        # The same environments at servers of the library itself.
+        # The same environments at servers of the library itself; one worker serves these few rollouts, and each takes seconds to import it.
+        check("num_workers=2" in env_servers.LEGACY, "the server's number of workers is said in another way")
         servers = {name: stack.enter_context(env_servers.environment_server(python, script, name, {"rows": f"{folder}/rows.jsonl"}, (folder,)))
                    for (name, python), script in zip(pythons.items(), (env_servers.LEGACY.replace("num_workers=2", "num_workers=1"), env_servers.V1))}
         twins |= {f"{name}-server": f'{twins[name]}\naddress = "{address}"' for name, address in servers.items()}
