@@ -38,7 +38,7 @@ struct AttentionIndex {
   const ops::PagedAttention* paged = nullptr;    ///< index arrays of the cache; query, layer, scale and window are filled in here
   const ops::KvLayer* kv_layer = nullptr;        ///< paged only
   std::span<const std::int32_t> slot_T;          ///< paged only
-  ops::StateRows state_rows;                     ///< paged only, of layers of linear attention
+  ops::StateRows state_rows;                     ///< of layers of linear attention, paged or with `decode`
   const ops::StateLayer* state_layer = nullptr;  ///< the same
   const ops::DecodeIndex* decode = nullptr;      ///< one new token per sequence, indices on the device; with kv_layer and plan
   ConstTensorView decode_plan, window_plan;      ///< of layers without a window and with one, which is the same in all that have one

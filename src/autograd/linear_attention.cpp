@@ -36,11 +36,11 @@ View taps_by_channel(View taps, std::int64_t num_taps) {
 }  // namespace
 
 Var linear_attention(Frame& frame, const Var& projected, const LinearAttentionParameter& p, const AttentionIndex& index) {
-  PRL_CHECK(index.exchange == nullptr && index.decode == nullptr, "linear attention over a row that ranks share, or in a recorded step");
+  PRL_CHECK(index.exchange == nullptr, "linear attention over a row that ranks share");
   const Columns<TensorView> in(projected.value, p);
   const std::int64_t T = projected.value.shape.num_rows(), C = in.channels.shape.num_cols(), V = in.gate.shape.num_cols();
   const DType dtype = projected.value.dtype;
-  const bool is_paged = index.paged != nullptr;
+  const bool is_paged = index.paged != nullptr || index.decode != nullptr;
   PRL_CHECK(!is_paged || frame.tape == nullptr, "paged attention has no backward pass");
   const ops::StateRows rows = is_paged ? index.state_rows : ops::StateRows{index.cu_seqlens, {}, {}};
   const ops::StateLayer states = is_paged ? *index.state_layer : ops::StateLayer{};

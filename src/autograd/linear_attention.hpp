@@ -21,8 +21,8 @@ struct LinearAttentionParameter {
 };
 
 /// From projections [T, C + V + 2N] (channels, output gates, then b and a of each head) to [T, V]: convolution, delta rule, gated norm.
-/// The sequences are those of `index`: packed ones begin anew, paged ones go on from their states. Only packed ones have a backward pass.
-/// A recomputing frame recomputes the convolution. PRL_CHECK: the index is no exchange's and no decode step's.
+/// The sequences are those of `index`: packed ones begin anew, others go on from their states. Only packed ones have a backward pass.
+/// A recomputing frame recomputes the convolution. PRL_CHECK: the index is no exchange's.
 Var linear_attention(Frame& frame, const Var& projected_TE, const LinearAttentionParameter& p, const AttentionIndex& index);
 
 /// self_attention() of heads with output gates: projections [T, 2Q + 2K], for each head its query and its gate, then k and v.

@@ -39,8 +39,8 @@ struct DecodeRecorder::Step {
   std::int64_t rows = 0;
   std::vector<std::int32_t> host;
   Tensor device;
-  TensorView ids, positions, slots, lengths, table;  ///< in `device`
-  TensorView tiles;                                  ///< with adapters, there too
+  TensorView ids, positions, slots, lengths, states, table;  ///< in `device`
+  TensorView tiles;                                          ///< with adapters, there too
   std::vector<std::int32_t> host_tiles;
   TensorView h_BH;       ///< where the recording leaves its result
   bool is_warm = false;  ///< ran once without being recorded: kernels are chosen, memory has its size
@@ -53,7 +53,7 @@ DecodeRecorder::~DecodeRecorder() = default;
 bool DecodeRecorder::takes(const Weights& weights, const PagedBatch& batch, std::span<const AdapterRows> adapters) {
   const auto sequences = static_cast<std::int64_t>(batch.context_len.size());
   if (static_cast<std::int64_t>(batch.ids_T.size()) != sequences || sequences > kMaxRows || !ops::can_decode_by_index(ctx_) ||
-      batch.query_start.back() != static_cast<std::int32_t>(sequences) || !weights.config.linear.layers.empty())
+      batch.query_start.back() != static_cast<std::int32_t>(sequences))
     return false;
   if (weights.config.num_experts == 0) return true;
   return std::ranges::none_of(adapters, [](const AdapterRows& of) { return of.adapter->adapts_experts(); }) &&
@@ -75,7 +75,7 @@ DecodeRecorder::Step& DecodeRecorder::step_for(const Key& key) {
   std::unique_ptr<Step>& step = steps_[key];
   if (step != nullptr) return *step;
   step = std::make_unique<Step>();
-  const std::int64_t B = key.rows, total = B * (4 + key.max_blocks) + key.num_tiles() * ops::kLoraTileWords;
+  const std::int64_t B = key.rows, total = B * (5 + key.max_blocks) + key.num_tiles() * ops::kLoraTileWords;
   step->rows = B;
   step->host.resize(static_cast<std::size_t>(total));
   step->device = Tensor::empty(ctx_.runtime, {total}, DType::kI32);
@@ -89,6 +89,7 @@ DecodeRecorder::Step& DecodeRecorder::step_for(const Key& key) {
   step->positions = part({B});
   step->slots = part({B});
   step->lengths = part({B});
+  step->states = part({B});
   step->table = part({B, key.max_blocks});
   if (key.has_adapters) step->tiles = part({key.num_tiles(), ops::kLoraTileWords});
   return *step;
@@ -106,6 +107,7 @@ void DecodeRecorder::fill(Step& step, const Key& key, const PagedBatch& batch) {
   put(batch.positions_T, 0);
   put(batch.slot_T, -1);
   put(batch.context_len, 0);
+  put(batch.state_slot, -1);
   const auto from = static_cast<std::size_t>(batch.max_blocks);
   for (std::size_t s = 0; s < n; ++s, at += width)
     std::fill(std::copy_n(batch.block_table.begin() + static_cast<std::ptrdiff_t>(s * from), from, at), at + width, 0);
@@ -124,18 +126,20 @@ TensorView DecodeRecorder::forward(const Weights& weights, KvCache& cache, const
   arena_.reset();
   const CacheLayers layers = cache.layers();
   const ops::DecodeIndex decode{step.slots, step.lengths, step.table};
+  const auto softmax = std::ranges::find_if(layers.kv, [](const ops::KvLayer& layer) { return layer.k.data != nullptr; });
   const ModelConfig c = config_of_shard(weights.config, weights.shard.size);
   const auto plan_bytes = static_cast<std::int64_t>(ops::decode_plan_bytes(ctx_, decode, cache.block_size()));
   const TensorView like_q{nullptr, {step.rows, c.num_heads, c.head_dim}, weights.compute, ctx_.runtime->device(), c.head_dim};
   const auto plan = [&](std::int64_t window) {
     const TensorView memory = arena_.take({plan_bytes}, DType::kU8);
-    ops::plan_decode(ctx_, memory, like_q, layers.kv[0], decode, window);
+    ops::plan_decode(ctx_, memory, like_q, *softmax, decode, window);
     return memory;
   };
   autograd::AttentionIndex index;
   index.positions_T = step.positions;
   index.decode = &decode;
-  if (static_cast<std::int64_t>(c.windowed_layers.size()) < c.num_layers) index.decode_plan = plan(0);
+  if (!c.linear.layers.empty()) index.state_rows = {.start_S = {}, .slot_B = step.states, .context_len_B = step.lengths};
+  if (softmax != layers.kv.end() && static_cast<std::int64_t>(c.windowed_layers.size()) < c.num_layers) index.decode_plan = plan(0);
   if (c.window > 0) index.window_plan = plan(c.window);
   autograd::Frame frame{ctx_, arena_};
   BoundModel model{weights};

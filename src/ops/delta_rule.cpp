@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "ops/attention.hpp"
 #include "ops/op_table.hpp"
 #include "ops/shape_check.hpp"
 
@@ -26,7 +27,13 @@ bool is_some_slot_twice(std::span<const std::int32_t> slots, std::int64_t num_sl
   return false;
 }
 
-void check_sequences(ShapeCheck& c, const StateRows& rows, std::int64_t num_tokens) {
+void check_sequences(ShapeCheck& c, const OpContext& ctx, const StateRows& rows, std::int64_t num_tokens) {
+  if (rows.is_by_index()) {
+    c.require(can_decode_by_index(ctx), "this device takes no sequences from its own memory");
+    c.check("slot", rows.slot_B, "S", DType::kI32).check("context_len", rows.context_len_B, "S", DType::kI32);
+    c.require(rows.slot_B.shape[0] == num_tokens && rows.start_S.empty(), "each sequence has one row");
+    return;
+  }
   c.require(!rows.start_S.empty() && rows.start_S.front() == 0 && rows.start_S.back() == num_tokens,
             "start_S must start at 0 and end at T");
   c.require(std::ranges::is_sorted(rows.start_S), "start_S must not fall");
@@ -44,7 +51,7 @@ void check_slots(ShapeCheck& c, const StateRows& rows, const ConstTensorView& st
   c.require(std::ranges::all_of(rows.begin_S, [](std::int32_t b) { return b >= 0; }), "an entry of begin_S is negative");
 }
 void check_anew(ShapeCheck& c, const StateRows& rows) {
-  c.require(rows.slot_S.empty(), "gradients are of sequences that begin anew: slot_S must be empty");
+  c.require(rows.slot_S.empty() && !rows.is_by_index(), "gradients are of sequences that begin anew: slot_S must be empty");
 }
 
 void check_conv(ShapeCheck& c, const ConstTensorView& x_TC, const ConstTensorView& weight_CW) {
@@ -77,7 +84,7 @@ void causal_conv(OpContext& ctx, TensorView y_TC, ConstTensorView x_TC, ConstTen
   ShapeCheck c("causal_conv", ctx);
   check_conv(c, x_TC, weight_CW);
   c.check("y", y_TC, "T C").same_dtype("y", y_TC.dtype, "x", x_TC.dtype);
-  check_sequences(c, rows, x_TC.shape[0]);
+  check_sequences(c, ctx, rows, x_TC.shape[0]);
   if (!rows.slot_S.empty()) {
     c.extent("W-1", weight_CW.shape[1] - 1, "weight").check("state", state_SWC, "slots W-1 C");
     c.same_dtype("state", state_SWC.dtype, "x", x_TC.dtype);
@@ -93,7 +100,7 @@ void causal_conv_backward(OpContext& ctx, TensorView dx_TC, TensorView dweight_C
   check_conv(c, x_TC, weight_CW);
   c.check("dx", dx_TC, "T C").check("dy", dy_TC, "T C").check("dweight", dweight_CW, "C W", DType::kF32).contiguous("dweight", dweight_CW);
   c.same_dtype("dx", dx_TC.dtype, "x", x_TC.dtype).same_dtype("dy", dy_TC.dtype, "x", x_TC.dtype);
-  check_sequences(c, rows, x_TC.shape[0]);
+  check_sequences(c, ctx, rows, x_TC.shape[0]);
   check_anew(c, rows);
   if (x_TC.shape.num_elements() == 0) return;
   table_entry(ctx, ctx.table->causal_conv_backward, "causal_conv_backward")(ctx, dx_TC, dweight_CW, dy_TC, x_TC, weight_CW, rows);
@@ -103,7 +110,7 @@ void delta_rule(OpContext& ctx, TensorView out_TV, TensorView state_SNKD, const 
   ShapeCheck c("delta_rule", ctx);
   check_rule(c, in);
   c.check("out", out_TV, "T V").same_dtype("out", out_TV.dtype, "qkv", in.qkv_TC.dtype);
-  check_sequences(c, rows, in.qkv_TC.shape[0]);
+  check_sequences(c, ctx, rows, in.qkv_TC.shape[0]);
   if (!rows.slot_S.empty())
     c.extent("K", in.key_dim, "key_dim").extent("D", in.value_dim, "value_dim").check("state", state_SNKD, "slots N K D", DType::kF32);
   check_slots(c, rows, state_SNKD);
@@ -121,7 +128,7 @@ void delta_rule_backward(OpContext& ctx, const DeltaRuleGrads& grads, ConstTenso
             "both gradients of the decay are wanted, or none");
   if (grads.ddecay_rate_N.data != nullptr)
     c.check("ddecay_rate", grads.ddecay_rate_N, "N", DType::kF32).check("ddecay_bias", grads.ddecay_bias_N, "N", DType::kF32);
-  check_sequences(c, rows, in.qkv_TC.shape[0]);
+  check_sequences(c, ctx, rows, in.qkv_TC.shape[0]);
   check_anew(c, rows);
   if (dout_TV.shape.num_elements() == 0) return;
   table_entry(ctx, ctx.table->delta_rule_backward, "delta_rule_backward")(ctx, grads, dout_TV, in, rows);

@@ -20,6 +20,11 @@ struct StateRows {
   std::span<const std::int32_t> start_S;      ///< host; sequence s has rows [start_S[s], start_S[s + 1]); the first is 0, the last T
   std::span<const std::int32_t> slot_S = {};  ///< host; where the state of each sequence lies, no two alike; empty: nowhere, all begin anew
   std::span<const std::int32_t> begin_S = {};  ///< host, as long as slot_S: tokens of the sequence before these; 0: the state is not read
+  /// In place of all three where can_decode_by_index() says so, that a step may be recorded: int32 in device memory. Row s is the only one
+  /// of sequence s, whose state is in slot_B[s] (-1: there is no such sequence) and is read if context_len_B[s], with this token, is
+  /// above 1.
+  ConstTensorView slot_B = {}, context_len_B = {};
+  bool is_by_index() const noexcept { return slot_B.data != nullptr; }
 };
 
 /// Where the states of a layer's sequences lie. A state that is not read (StateRows::begin_S) may hold anything.

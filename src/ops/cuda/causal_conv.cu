@@ -20,16 +20,27 @@ template <typename T>
 struct ConvArgs {
   T* y;  ///< dx of the gradient
   const T *x, *dy;
-  const float* weight;  ///< [C, W]
-  T* state;             ///< [slots, W - 1, C]
-  const std::int32_t *start, *slot, *begin;
-  float* partial_dw;  ///< [groups, C, W]
+  const float* weight;                       ///< [C, W]
+  T* state;                                  ///< [slots, W - 1, C]
+  const std::int32_t *start, *slot, *begin;  ///< start == nullptr: sequence s has row s alone
+  const std::int32_t* context_len;           ///< in place of `begin`: with the token here
+  float* partial_dw;                         ///< [groups, C, W]
   std::int64_t y_stride, x_stride, dy_stride, num_tokens, group_tokens;
   int num_sequences, num_channels;
 };
 
+template <typename T>
+__device__ __forceinline__ std::int64_t first_row(const ConvArgs<T>& a, int s) {
+  return a.start != nullptr ? a.start[s] : s;
+}
+template <typename T>
+__device__ __forceinline__ std::int64_t end_row(const ConvArgs<T>& a, int s) {
+  return a.start != nullptr ? a.start[s + 1] : s + 1;
+}
+
 /// The sequence of a token: the last that starts at it or before.
 __device__ __forceinline__ int sequence_of(const std::int32_t* start, int num_sequences, std::int64_t token) {
+  if (start == nullptr) return static_cast<int>(token);
   int low = 0, high = num_sequences;  // start[low] <= token < start[high]
   while (high - low > 1) {
     const int middle = (low + high) / 2;
@@ -41,8 +52,8 @@ __device__ __forceinline__ int sequence_of(const std::int32_t* start, int num_se
 /// Input `i` of a sequence, counted from its first row here.
 template <typename T, int kTaps>
 __device__ __forceinline__ float conv_input(const ConvArgs<T>& a, int s, std::int64_t i, int c) {
-  if (i >= 0) return to_float(a.x[(a.start[s] + i) * a.x_stride + c]);
-  if (a.slot == nullptr || a.begin[s] == 0) return 0.0f;
+  if (i >= 0) return to_float(a.x[(first_row(a, s) + i) * a.x_stride + c]);
+  if (a.slot == nullptr || a.slot[s] < 0 || (a.context_len != nullptr ? a.context_len[s] <= 1 : a.begin[s] == 0)) return 0.0f;
   return to_float(a.state[(static_cast<std::int64_t>(a.slot[s]) * (kTaps - 1) + kTaps - 1 + i) * a.num_channels + c]);
 }
 
@@ -63,9 +74,9 @@ struct ConvWindow {
   __device__ __forceinline__ void move_to(const ConvArgs<T>& a, std::int64_t token, int c) {
     if (s < 0 || token >= end) {
       s = sequence_of(a.start, a.num_sequences, token);
-      end = a.start[s + 1];
+      end = end_row(a, s);
 #pragma unroll
-      for (int w = 0; w < kTaps; ++w) x[w] = conv_input<T, kTaps>(a, s, token - a.start[s] - (kTaps - 1) + w, c);
+      for (int w = 0; w < kTaps; ++w) x[w] = conv_input<T, kTaps>(a, s, token - first_row(a, s) - (kTaps - 1) + w, c);
       return;
     }
 #pragma unroll
@@ -94,8 +105,8 @@ __global__ void __launch_bounds__(kConvBlock) conv_kernel(const ConvArgs<T> a) {
 template <typename T, int kTaps>
 __global__ void __launch_bounds__(kConvBlock) keep_inputs_kernel(const ConvArgs<T> a) {
   const int c = static_cast<int>(blockIdx.x) * kConvBlock + static_cast<int>(threadIdx.x), s = static_cast<int>(blockIdx.y);
-  const std::int64_t count = a.start[s + 1] - a.start[s];
-  if (c >= a.num_channels || count == 0) return;
+  const std::int64_t count = end_row(a, s) - first_row(a, s);
+  if (c >= a.num_channels || count == 0 || a.slot[s] < 0) return;
   float kept[kTaps - 1];
 #pragma unroll
   for (int i = 0; i < kTaps - 1; ++i) kept[i] = conv_input<T, kTaps>(a, s, count - (kTaps - 1) + i, c);
@@ -163,13 +174,14 @@ ConvArgs<T> conv_args(const OpContext& ctx, const TensorView& y, const ConstTens
   return {.y = y.as<T>(),
           .x = x.as<T>(),
           .weight = weight.as<float>(),
-          .start = staged(ctx, rows.start_S),
-          .slot = staged(ctx, rows.slot_S),
+          .start = rows.is_by_index() ? nullptr : staged(ctx, rows.start_S),
+          .slot = rows.is_by_index() ? rows.slot_B.as<std::int32_t>() : staged(ctx, rows.slot_S),
           .begin = staged(ctx, rows.begin_S),
+          .context_len = rows.context_len_B.as<std::int32_t>(),
           .y_stride = y.row_stride,
           .x_stride = x.row_stride,
           .num_tokens = x.shape[0],
-          .num_sequences = static_cast<int>(rows.start_S.size()) - 1,
+          .num_sequences = static_cast<int>(rows.is_by_index() ? rows.slot_B.shape[0] : static_cast<std::int64_t>(rows.start_S.size()) - 1),
           .num_channels = static_cast<int>(x.shape[1])};
 }
 dim3 conv_grid(std::int64_t num_channels, std::int64_t rows) {

@@ -55,6 +55,7 @@ struct RuleArgs {
   std::int64_t out_stride;
   float* states;  ///< [slots, N, K, D]
   const std::int32_t *slot, *begin;
+  const std::int32_t* context_len;  ///< in place of `begin`: with the token here
   float* checkpoints;
 };
 
@@ -67,13 +68,13 @@ __global__ void __launch_bounds__(kRuleThreads, 2) rule_kernel(const RuleArgs<T>
   const RuleThread me;
   const int s = static_cast<int>(blockIdx.z), n = static_cast<int>(blockIdx.y), first_col = static_cast<int>(blockIdx.x) * kRuleCols;
   const int K = a.in.key_dim, D = a.in.value_dim, N = a.in.num_value_heads, col = first_col + me.col;
-  const std::int64_t begin = a.in.start[s], count = a.in.start[s + 1] - begin, state_size = static_cast<std::int64_t>(K) * D;
-  if (count == 0) return;
+  const std::int64_t begin = a.in.first_row(s), count = a.in.end_row(s) - begin, state_size = static_cast<std::int64_t>(K) * D;
+  if (count == 0 || (kHasOut && a.slot != nullptr && a.slot[s] < 0)) return;
   float* const kept = !kHasOut || a.slot == nullptr ? nullptr : a.states + (static_cast<std::int64_t>(a.slot[s]) * N + n) * state_size;
   RuleReader<T, kRows, kTokens, false> next;
   next.read(a.in, nullptr, 0, n, first_col, begin, static_cast<int>(min(static_cast<std::int64_t>(kTokens), count)));
   float state[kRows] = {};
-  if (kept != nullptr && a.begin[s] > 0) load_column(state, kept, me, col, K, D);
+  if (kept != nullptr && (a.context_len != nullptr ? a.context_len[s] > 1 : a.begin[s] > 0)) load_column(state, kept, me, col, K, D);
   next.write(pieces[0]);
   __syncthreads();
   for (std::int64_t done = 0; done < count; done += kTokens) {
@@ -119,7 +120,7 @@ void launch_rule(OpContext& ctx, const RuleArgs<T>& a, const DeltaRule& in, std:
 }
 
 std::int64_t num_rule_sequences(const StateRows& rows) {
-  const auto count = static_cast<std::int64_t>(rows.start_S.size()) - 1;
+  const std::int64_t count = rows.is_by_index() ? rows.slot_B.shape[0] : static_cast<std::int64_t>(rows.start_S.size()) - 1;
   if (count > 65535) fail(ErrorCode::kNotImplemented, "[delta_rule] {} sequences; the kernel takes up to 65535", count);
   return count;
 }
@@ -178,8 +179,9 @@ void delta_rule(OpContext& ctx, TensorView out_TV, TensorView state_SNKD, const 
                     .out = out_TV.as<T>(),
                     .out_stride = out_TV.row_stride,
                     .states = state_SNKD.as<float>(),
-                    .slot = staged(ctx, rows.slot_S),
-                    .begin = staged(ctx, rows.begin_S)},
+                    .slot = rows.is_by_index() ? rows.slot_B.as<std::int32_t>() : staged(ctx, rows.slot_S),
+                    .begin = staged(ctx, rows.begin_S),
+                    .context_len = rows.context_len_B.as<std::int32_t>()},
                    in, num_rule_sequences(rows));
   });
 }

@@ -22,8 +22,10 @@ struct RuleInputs {
   std::int64_t qkv_stride;
   bool is_wide;  ///< eight elements of a query or key can be read at a time
   RuleScales scales;
-  const std::int32_t* start;  ///< [S + 1]
+  const std::int32_t* start;  ///< [S + 1]; nullptr: sequence s has row s alone
   int num_key_heads, num_value_heads, key_dim, value_dim;
+  __device__ std::int64_t first_row(int s) const { return start != nullptr ? start[s] : s; }
+  __device__ std::int64_t end_row(int s) const { return start != nullptr ? start[s + 1] : s + 1; }
   __device__ int v_column(int n) const { return 2 * num_key_heads * key_dim + n * value_dim; }
 };
 
@@ -180,7 +182,7 @@ RuleInputs<T> rule_inputs(const OpContext& ctx, const RuleScales& scales, const 
           .qkv_stride = in.qkv_TC.row_stride,
           .is_wide = is_wide(in.qkv_TC),
           .scales = scales,
-          .start = staged(ctx, rows.start_S),
+          .start = rows.is_by_index() ? nullptr : staged(ctx, rows.start_S),
           .num_key_heads = static_cast<int>(in.num_key_heads),
           .num_value_heads = static_cast<int>(in.num_value_heads),
           .key_dim = static_cast<int>(in.key_dim),
