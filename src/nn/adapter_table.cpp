@@ -141,6 +141,10 @@ void add_saved(std::vector<TensorSpec>& specs, const TensorTable& model, const s
     const auto is_saved = [&](const TensorSpec& spec) { return matches_any(saved, spec.name) || matches_any(saved, module_of(spec.name)); };
     const auto count = std::ranges::count_if(tensors, is_saved);
     if (count == 0) continue;
+    if (block.kind == Block::kSinks &&
+        std::ranges::none_of(tensors, [&](const TensorSpec& spec) { return matches_any(saved, module_of(spec.name)); }))
+      fail(ErrorCode::kNotImplemented, "lora.modules_to_save names '{}', which is no module of its own in PEFT's files",
+           tensors.front().name);
     if (count != static_cast<std::ptrdiff_t>(tensors.size())) {
       std::vector<std::string> names;
       for (const TensorSpec& spec : tensors) names.push_back(module_of(spec.name));

@@ -179,6 +179,10 @@ TEST(AdapterTable, PatternsChooseModules) {
                   make_adapter_table(stacked.config, config_of({"q_proj", name}));
                 }),
                 HasSubstr(fmt::format("lora.target_modules: '{}' names experts, which in a gpt_oss model take no adapters", name)));
+  AdapterConfig with_sinks = config_of({"q_proj"});
+  with_sinks.modules_to_save = {"sinks"};
+  EXPECT_THAT(error_of([&] { make_adapter_table(stacked.config, with_sinks); }),
+              HasSubstr("'model.layers.0.self_attn.sinks', which is no module"));
   AdapterConfig dropped = config_of({"experts"});
   dropped.dropout = 0.1;
   EXPECT_THAT(error_of([&] { make_adapter_table(sparse.config, dropped); }), HasSubstr("whose adapters have no dropout"));
