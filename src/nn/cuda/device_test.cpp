@@ -136,13 +136,13 @@ TEST_P(CudaDecoderTest, ServedLogprobsAreTrainedLogprobsBitForBit) {
   const std::vector<float> wanted = trainable.evaluate(weights, packed_.batch(), packed_.targets, packed_.temperatures).logp_T;
   const auto sequences = static_cast<std::int64_t>(packed_.cu_seqlens.size()) - 1;
   constexpr std::int64_t kBlock = 16, kBlocks = 10;
-  KvCache cache(gpu.ctx().runtime, config_, weights->compute, sequences * kBlocks, kBlock);
+  KvCache cache(gpu.ctx().runtime, config_, weights->compute, sequences * kBlocks, kBlock, false, sequences);
   InferenceModel model(gpu.ctx());
   std::vector<int> done(static_cast<std::size_t>(sequences), 0);
   std::vector<float> got(wanted.size());
   const Tensor drawn = Tensor::empty(gpu.ctx().runtime, {static_cast<std::int64_t>(wanted.size())}, DType::kI32);
   for (int step = 0;; ++step) {
-    std::vector<std::int32_t> ids, positions, slots, start{0}, context, table, targets;
+    std::vector<std::int32_t> ids, positions, slots, start{0}, context, table, states, targets;
     std::vector<std::size_t> sources;
     for (std::int64_t s = 0; s < sequences; ++s) {
       const auto k = static_cast<std::size_t>(s);
@@ -161,6 +161,7 @@ TEST_P(CudaDecoderTest, ServedLogprobsAreTrainedLogprobsBitForBit) {
       }
       start.push_back(static_cast<std::int32_t>(ids.size()));
       context.push_back(done[k]);
+      states.push_back(static_cast<std::int32_t>(sequences - 1 - s));
       for (std::int64_t b = 0; b < kBlocks; ++b) table.push_back(static_cast<std::int32_t>(s * kBlocks + b));
     }
     if (ids.empty()) {
@@ -175,7 +176,7 @@ TEST_P(CudaDecoderTest, ServedLogprobsAreTrainedLogprobsBitForBit) {
     // Every second token as one that was drawn on the device.
     gpu.ctx().runtime->copy_from_host(drawn.data(), ids.data(), ids.size() * sizeof(std::int32_t));
     for (std::size_t i = 0; i < ids.size(); i += 2) ids[i] = -1 - static_cast<std::int32_t>(i);
-    const TensorView h = model.forward_paged(*weights, cache, {ids, positions, slots, start, context, table, kBlocks, {}, drawn});
+    const TensorView h = model.forward_paged(*weights, cache, {ids, positions, slots, start, context, table, kBlocks, states, drawn});
     const std::vector<float> ones(ids.size(), 1.0f);
     const Tensor logp = Tensor::empty(gpu.ctx().runtime, {static_cast<std::int64_t>(ids.size())}, DType::kF32), entropy = logp.clone(),
                  lse = logp.clone();
@@ -194,19 +195,20 @@ TEST_P(CudaDecoderTest, ChecksumsAreThoseOfTheCpu) {
   EXPECT_EQ(checksum(gpu.ctx(), *gpu.weights(GetParam().compute)).tensors, checksum(cpu.ctx(), *cpu.weights(GetParam().compute)).tensors);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, CudaDecoderTest,
-                         ::testing::Values(Case{"qwen3", DType::kBF16, ModelSize::kSmall}, Case{"qwen3", DType::kF32, ModelSize::kSmall},
-                                           Case{"qwen2", DType::kBF16, ModelSize::kSmall}, Case{"llama", DType::kBF16, ModelSize::kWide},
-                                           Case{"qwen3", DType::kBF16, ModelSize::kWide}, Case{"qwen3", DType::kBF16, ModelSize::kEven},
-                                           Case{"llama", DType::kBF16, ModelSize::kEven}, Case{"qwen2", DType::kBF16, ModelSize::kEven},
-                                           Case{"smollm3", DType::kBF16, ModelSize::kSmall},
-                                           Case{"mistral_window", DType::kBF16, ModelSize::kEven},
-                                           Case{"qwen3_window", DType::kBF16, ModelSize::kEven},
-                                           Case{"qwen2_window", DType::kF32, ModelSize::kSmall},
-                                           Case{"smollm3", DType::kBF16, ModelSize::kEven}, Case{"olmo2", DType::kBF16, ModelSize::kSmall},
-                                           Case{"olmo2", DType::kBF16, ModelSize::kWide}, Case{"olmo2", DType::kBF16, ModelSize::kEven},
-                                           Case{"olmo2", DType::kF32, ModelSize::kSmall}, Case{"phi3", DType::kBF16, ModelSize::kSmall},
-                                           Case{"phi3", DType::kBF16, ModelSize::kEven}));
+INSTANTIATE_TEST_SUITE_P(
+    Models, CudaDecoderTest,
+    ::testing::Values(Case{"qwen3", DType::kBF16, ModelSize::kSmall}, Case{"qwen3", DType::kF32, ModelSize::kSmall},
+                      Case{"qwen2", DType::kBF16, ModelSize::kSmall}, Case{"llama", DType::kBF16, ModelSize::kWide},
+                      Case{"qwen3", DType::kBF16, ModelSize::kWide}, Case{"qwen3", DType::kBF16, ModelSize::kEven},
+                      Case{"llama", DType::kBF16, ModelSize::kEven}, Case{"qwen2", DType::kBF16, ModelSize::kEven},
+                      Case{"smollm3", DType::kBF16, ModelSize::kSmall}, Case{"mistral_window", DType::kBF16, ModelSize::kEven},
+                      Case{"qwen3_window", DType::kBF16, ModelSize::kEven}, Case{"qwen2_window", DType::kF32, ModelSize::kSmall},
+                      Case{"smollm3", DType::kBF16, ModelSize::kEven}, Case{"olmo2", DType::kBF16, ModelSize::kSmall},
+                      Case{"olmo2", DType::kBF16, ModelSize::kWide}, Case{"olmo2", DType::kBF16, ModelSize::kEven},
+                      Case{"olmo2", DType::kF32, ModelSize::kSmall}, Case{"phi3", DType::kBF16, ModelSize::kSmall},
+                      Case{"phi3", DType::kBF16, ModelSize::kEven}, Case{"qwen3_5_text", DType::kBF16, ModelSize::kSmall},
+                      Case{"qwen3_5_text", DType::kF32, ModelSize::kSmall}, Case{"qwen3_5_text", DType::kBF16, ModelSize::kEven},
+                      Case{"gpt_oss_window", DType::kBF16, ModelSize::kSmall}, Case{"gpt_oss", DType::kF32, ModelSize::kSmall}));
 
 }  // namespace
 }  // namespace prl::nn
