@@ -1,22 +1,51 @@
 #include <algorithm>
+#include <span>
+#include <vector>
 
 #include "ops/cuda/bodies.hpp"
 #include "ops/cuda/delta_rule.cuh"
 
-// The gradient of the rule, in windows of kRuleWindow tokens from the last to the first. The states before each window are computed first,
-// by the kernel of the forward pass. In a window a block computes the states again twice: once to keep that before every kSubTokens tokens
-// in memory, and for each such few tokens, from the last to the first, once more to keep all of them in shared memory, where the way back
-// finds them. What blocks have of the gradients of queries, keys and gates is added up by a second kernel, over tiles of columns and value
-// heads in order. A sequence that begins before a window hands the gradient of its state on to the next one.
+// The gradient of the rule, in windows of kRuleWindow tokens from the last of a sequence to its first; some sequences at a time, each at a
+// window of its own, so that there are blocks for the whole device. The states before each window are computed first, by the kernel of the
+// forward pass. In a window a block computes the states again twice: once to keep that before every kSubTokens tokens in memory, and for
+// each such few tokens, from the last to the first, once more to keep all of them in shared memory, where the way back finds them. What
+// blocks have of the gradients of queries, keys and gates is added up by a second kernel, over tiles of columns and value heads in order.
+// A sequence that begins before a window hands the gradient of its state on to the next one. No sum depends on what is computed together.
 
 namespace prl::ops::cuda {
 namespace {
 
 constexpr int kSumBlock = 256;
 
-/// Tokens whose states a block keeps in shared memory.
+/// Tokens whose states a block keeps in shared memory: so many that two blocks fit a multiprocessor, as one alone waits for itself.
 template <int kRows>
-constexpr int kSubTokens = kRows > 32 ? 4 : 8;
+constexpr int kSubTokens = kRows > 32 ? 2 : 4;
+/// Blocks that are wanted at a time, two for each multiprocessor of the larger cards.
+constexpr std::int64_t kBlocksWanted = 264;
+/// Places for tokens of a sequence's window begin at multiples of this, which kSubTokens divides.
+constexpr std::int64_t kPlaceStep = 8;
+
+/// Which window each sequence of a group is at, counted from its last one, and where its tokens have places in the workspace.
+struct RuleWave {
+  const std::int32_t* start;  ///< of all sequences
+  const std::int32_t* place;  ///< of all sequences: the first place of a window's tokens
+  int first_sequence, from_last;
+  struct Window {
+    std::int64_t start, end;   ///< of the sequence
+    std::int64_t first, last;  ///< tokens of the window
+    std::int64_t place;        ///< of the first
+  };
+  /// Of the group's z-th sequence; without tokens if it has no such window.
+  __device__ Window window(int z) const {
+    const int s = first_sequence + z;
+    Window w{start[s], start[s + 1], 0, 0, place[s]};
+    const std::int64_t i = (w.end - 1) / kRuleWindow - from_last;
+    if (w.end == w.start || i < w.start / kRuleWindow) return w;
+    w.first = max(w.start, i * kRuleWindow);
+    w.last = min(w.end, (i + 1) * kRuleWindow);
+    return w;
+  }
+};
 
 template <typename T>
 struct WindowArgs {
@@ -25,12 +54,11 @@ struct WindowArgs {
   T* dqkv;
   std::int64_t dout_stride, dqkv_stride;
   const float* checkpoints;
-  std::int64_t first, last;  ///< tokens of the window
-  int first_sequence;
-  float* states;            ///< before every few tokens, as registers lie
-  const float* carried_in;  ///< gradient of the state behind the window, [N, K, D]
+  RuleWave wave;
+  float* states;            ///< before every few places, as registers lie
+  const float* carried_in;  ///< gradients of the states behind the windows, [sequences of the group, N, K, D]
   float* carried_out;
-  float *key_parts, *gate_parts;  ///< [tokens of the window, N, tiles, 2, K] and [tokens, N, tiles, 2]
+  float *key_parts, *gate_parts;  ///< [places, N, tiles, 2, K] and [places, N, tiles, 2]
 };
 
 template <int kRows>
@@ -124,10 +152,10 @@ __device__ __forceinline__ void backward_again(WindowShared<kRows>& shared, int 
 
 /// What the block has of `here` tokens from `first` on, to memory.
 template <typename T, int kRows>
-__device__ __forceinline__ void write_parts(const WindowArgs<T>& a, const WindowShared<kRows>& shared, std::int64_t first, int here, int n,
-                                            int tile) {
+__device__ __forceinline__ void write_parts(const WindowArgs<T>& a, const WindowShared<kRows>& shared, std::int64_t first,
+                                            std::int64_t place, int here, int n, int tile) {
   const int K = a.in.key_dim, D = a.in.value_dim, N = a.in.num_value_heads, num_tiles = static_cast<int>(gridDim.x);
-  const auto part_of = [&](int t) { return ((first - a.first + t) * N + n) * num_tiles + tile; };
+  const auto part_of = [&](int t) { return ((place + t) * N + n) * num_tiles + tile; };
   for (int i = static_cast<int>(threadIdx.x); i < here * 2 * K; i += kRuleThreads) {
     const int t = i / (2 * K), which = i / K % 2, row = i % K;
     float sum = shared.keys[t][which][0][row];
@@ -149,15 +177,15 @@ __device__ __forceinline__ void write_parts(const WindowArgs<T>& a, const Window
 }
 
 template <typename T, int kRows>
-__global__ void __launch_bounds__(kRuleThreads, 1) rule_window_kernel(const WindowArgs<T> a) {
+__global__ void __launch_bounds__(kRuleThreads, 2) rule_window_kernel(const WindowArgs<T> a) {
   constexpr int kTokens = kSubTokens<kRows>;
   extern __shared__ __align__(16) char memory[];
   auto& shared = *reinterpret_cast<WindowShared<kRows>*>(memory);
   const RuleThread me;
-  const int s = a.first_sequence + static_cast<int>(blockIdx.z), n = static_cast<int>(blockIdx.y), tile = static_cast<int>(blockIdx.x);
+  const int z = static_cast<int>(blockIdx.z), n = static_cast<int>(blockIdx.y), tile = static_cast<int>(blockIdx.x);
   const int K = a.in.key_dim, D = a.in.value_dim, N = a.in.num_value_heads, col = tile * kRuleCols + me.col;
-  const std::int64_t start = a.in.start[s], end = a.in.start[s + 1], state_size = static_cast<std::int64_t>(K) * D;
-  const std::int64_t first = max(start, a.first), count = min(end, a.last) - first;
+  const RuleWave::Window w = a.wave.window(z);
+  const std::int64_t first = w.first, count = w.last - w.first, state_size = static_cast<std::int64_t>(K) * D;
   if (count <= 0) return;
   const int num_subs = static_cast<int>((count + kTokens - 1) / kTokens);
   const auto size_of_sub = [&](int j) { return static_cast<int>(min(static_cast<std::int64_t>(kTokens), count - j * kTokens)); };
@@ -165,15 +193,15 @@ __global__ void __launch_bounds__(kRuleThreads, 1) rule_window_kernel(const Wind
   const auto ask = [&](int j) {
     next.read(a.in, a.dout, a.dout_stride, n, tile * kRuleCols, first + static_cast<std::int64_t>(j) * kTokens, size_of_sub(j));
   };
-  // Of sub j > 0. Those of one sequence follow those of the sequences before it.
+  // Of sub j > 0.
   float4* const kept = reinterpret_cast<float4*>(a.states) + threadIdx.x;
   const auto kept_at = [&](int j, int i) -> float4& {
-    const std::int64_t slot = (first - a.first) / kTokens + j - 1;
+    const std::int64_t slot = w.place / kTokens + j - 1;
     return kept[((slot * N + n) * gridDim.x + tile) * (kRows / 4) * kRuleThreads + i / 4 * kRuleThreads];
   };
   float state[kRows] = {};
   const auto load_first = [&] {
-    if (first > start)
+    if (first > w.start)
       load_column(state, a.checkpoints + (first / kRuleWindow * N + n) * state_size, me, col, K, D);
     else
 #pragma unroll
@@ -198,7 +226,8 @@ __global__ void __launch_bounds__(kRuleThreads, 1) rule_window_kernel(const Wind
     __syncthreads();
   }
   float dstate[kRows] = {};
-  if (end > a.last) load_column(dstate, a.carried_in + n * state_size, me, col, K, D);
+  const std::int64_t carried = (static_cast<std::int64_t>(z) * N + n) * state_size;
+  if (w.end > w.last) load_column(dstate, a.carried_in + carried, me, col, K, D);
 #pragma unroll 1
   for (int j = num_subs - 1; j >= 0; --j) {
     const int here = size_of_sub(j);
@@ -215,11 +244,11 @@ __global__ void __launch_bounds__(kRuleThreads, 1) rule_window_kernel(const Wind
     if (j > 0) ask(j - 1);
     backward_again(shared, j % 2, here, dstate, me);
     __syncthreads();
-    write_parts(a, shared, first + static_cast<std::int64_t>(j) * kTokens, here, n, tile);
+    write_parts(a, shared, first + static_cast<std::int64_t>(j) * kTokens, w.place + static_cast<std::int64_t>(j) * kTokens, here, n, tile);
     if (j > 0) next.write(shared.pieces[1 - j % 2]);
     __syncthreads();
   }
-  if (first > start) store_column(a.carried_out + n * state_size, dstate, me, col, K, D);
+  if (first > w.start) store_column(a.carried_out + carried, dstate, me, col, K, D);
 }
 
 template <typename T>
@@ -229,19 +258,23 @@ struct SumArgs {
   RuleScales scales;
   const float *rate, *bias, *key_parts, *gate_parts;
   float* parameter_parts;  ///< [T, N, 2]
-  std::int64_t dqkv_stride, db_stride, da_stride, qkv_stride, b_stride, a_stride, first;
+  std::int64_t dqkv_stride, db_stride, da_stride, qkv_stride, b_stride, a_stride;
+  RuleWave wave;
   int num_key_heads, group, key_dim, num_tiles;
   float query_scale;
 };
 
-/// One block per token of the window and key head, a thread per element of the key: tiles and value heads in order, then the chain rule.
+/// One block per token of a window, key head and sequence of the group, a thread per element of the key: tiles and value heads in order,
+/// then the chain rule.
 template <typename T>
 __global__ void __launch_bounds__(kSumBlock) rule_sum_kernel(const SumArgs<T> g) {
   __shared__ float scratch[kSumBlock / kWarp];
-  const std::int64_t t = blockIdx.x, token = g.first + t;
+  const RuleWave::Window w = g.wave.window(static_cast<int>(blockIdx.z));
+  const std::int64_t token = w.first + static_cast<std::int64_t>(blockIdx.x);
+  if (token >= w.last) return;
   const int m = static_cast<int>(blockIdx.y), i = static_cast<int>(threadIdx.x), N = g.num_key_heads * g.group;
   const int parts = g.group * g.num_tiles;
-  const std::int64_t first_part = (t * N + m * g.group) * g.num_tiles;
+  const std::int64_t first_part = ((w.place + static_cast<std::int64_t>(blockIdx.x)) * N + m * g.group) * g.num_tiles;
   for (int side = 0; side < 2; ++side) {
     const std::int64_t column = (side * g.num_key_heads + m) * g.key_dim + i;
     float d = 0.0f, x = 0.0f;
@@ -288,22 +321,49 @@ __global__ void __launch_bounds__(kSumBlock)
   }
 }
 
+/// Sequences that are computed together, with places for the tokens of a window of each.
+struct RuleGroup {
+  std::int64_t first_sequence = 0, num_sequences = 0, num_places = 0, num_waves = 0;
+};
+struct RuleGroups {
+  std::vector<RuleGroup> groups;
+  std::vector<std::int32_t> places;  ///< of each sequence
+  std::int64_t most_places = 0, most_sequences = 0;
+  RuleGroups(const DeltaRule& in, const StateRows& rows) {
+    const std::int64_t blocks = ceil_div(in.value_dim, kRuleCols) * in.num_value_heads;
+    const std::int64_t places_wanted = std::max<std::int64_t>(1, kBlocksWanted / blocks) * kRuleWindow;
+    constexpr std::int64_t kMostSequences = 256;  // each has two gradients of states in the workspace
+    for (std::size_t s = 0; s + 1 < rows.start_S.size(); ++s) {
+      const std::int64_t start = rows.start_S[s], end = rows.start_S[s + 1];
+      const std::int64_t wanted = round_up(std::min(end - start, kRuleWindow), kPlaceStep);
+      if (groups.empty() || groups.back().num_places + wanted > places_wanted || groups.back().num_sequences == kMostSequences)
+        groups.push_back({.first_sequence = static_cast<std::int64_t>(s)});
+      RuleGroup& group = groups.back();
+      places.push_back(static_cast<std::int32_t>(group.num_places));
+      group.num_places += wanted;
+      ++group.num_sequences;
+      if (end > start) group.num_waves = std::max(group.num_waves, (end - 1) / kRuleWindow - start / kRuleWindow + 1);
+      most_places = std::max(most_places, group.num_places);
+      most_sequences = std::max(most_sequences, group.num_sequences);
+    }
+  }
+};
+
 /// The workspace of a call.
 struct RuleMemory {
   RuleScales scales;
   float *checkpoints, *states, *carried[2], *key_parts, *gate_parts, *parameter_parts;
-  RuleMemory(Carver& c, const DeltaRule& in) {
+  RuleMemory(Carver& c, const DeltaRule& in, const RuleGroups& groups) {
     const std::int64_t T = in.qkv_TC.shape[0], N = in.num_value_heads, K = in.key_dim, D = in.value_dim, tiles = ceil_div(D, kRuleCols);
-    const std::int64_t window = std::min(T, kRuleWindow);
     scales = take_rule_scales(c, in);
     checkpoints = c.take<float>(ceil_div(T, kRuleWindow) * N * K * D);
     with_rows(K, [&](auto rows) {
       constexpr int kRows = decltype(rows)::value;
-      states = c.take<float>(ceil_div(window, kSubTokens<kRows>) * N * tiles * kRows * kRuleThreads);
+      states = c.take<float>(groups.most_places / kSubTokens<kRows> * N * tiles * kRows * kRuleThreads);
     });
-    for (float*& p : carried) p = c.take<float>(N * K * D);
-    key_parts = c.take<float>(window * N * tiles * 2 * K);
-    gate_parts = c.take<float>(window * N * tiles * 2);
+    for (float*& p : carried) p = c.take<float>(groups.most_sequences * N * K * D);
+    key_parts = c.take<float>(groups.most_places * N * tiles * 2 * K);
+    gate_parts = c.take<float>(groups.most_places * N * tiles * 2);
     parameter_parts = c.take<float>(T * N * 2);
   }
 };
@@ -323,8 +383,8 @@ void launch_window(OpContext& ctx, const WindowArgs<T>& a, const DeltaRule& in, 
 }
 
 template <typename T>
-void launch_sum(OpContext& ctx, const RuleMemory& memory, const DeltaRuleGrads& grads, const DeltaRule& in, std::int64_t first,
-                std::int64_t count) {
+void launch_sum(OpContext& ctx, const RuleMemory& memory, const DeltaRuleGrads& grads, const DeltaRule& in, const RuleWave& wave,
+                std::int64_t num_sequences) {
   const SumArgs<T> a{.dqkv = grads.dqkv_TC.as<T>(),
                      .db = grads.db_TN.as<T>(),
                      .da = grads.da_TN.as<T>(),
@@ -343,61 +403,51 @@ void launch_sum(OpContext& ctx, const RuleMemory& memory, const DeltaRuleGrads& 
                      .qkv_stride = in.qkv_TC.row_stride,
                      .b_stride = in.b_TN.row_stride,
                      .a_stride = in.a_TN.row_stride,
-                     .first = first,
+                     .wave = wave,
                      .num_key_heads = static_cast<int>(in.num_key_heads),
                      .group = static_cast<int>(in.num_value_heads / in.num_key_heads),
                      .key_dim = static_cast<int>(in.key_dim),
                      .num_tiles = static_cast<int>(ceil_div(in.value_dim, kRuleCols)),
                      .query_scale = 1.0f / std::sqrt(static_cast<float>(in.key_dim))};
   const auto threads = static_cast<unsigned>(round_up(in.key_dim, kWarp));
-  const dim3 grid(static_cast<unsigned>(count), static_cast<unsigned>(in.num_key_heads));
+  const dim3 grid(static_cast<unsigned>(kRuleWindow), static_cast<unsigned>(in.num_key_heads), static_cast<unsigned>(num_sequences));
   rule_sum_kernel<T><<<grid, threads, 0, stream_of(ctx)>>>(a);
   PRL_CUDA_CHECK(cudaGetLastError());
-}
-
-/// Sequences with tokens in [first, last): the index of the first, and how many up to the last of them.
-std::pair<std::int64_t, std::int64_t> sequences_in(const StateRows& rows, std::int64_t first, std::int64_t last) {
-  const auto behind = [&](std::int64_t token) {
-    return std::upper_bound(rows.start_S.begin(), rows.start_S.end(), static_cast<std::int32_t>(token)) - rows.start_S.begin();
-  };
-  const std::int64_t begin = behind(first) - 1;
-  return {begin, behind(last - 1) - begin};
 }
 
 }  // namespace
 
 void delta_rule_backward(OpContext& ctx, const DeltaRuleGrads& grads, ConstTensorView dout_TV, const DeltaRule& in, const StateRows& rows) {
+  const RuleGroups groups(in, rows);
   Carver count(nullptr);
-  RuleMemory(count, in);
+  RuleMemory(count, in, groups);
   Carver carve(ctx.workspace->require(count.used()));
-  const RuleMemory memory(carve, in);
-  const std::int64_t num_tokens = in.qkv_TC.shape[0];
+  const RuleMemory memory(carve, in, groups);
   write_rule_scales(ctx, memory.scales, in);
-  if (num_tokens > kRuleWindow) write_rule_checkpoints(ctx, memory.checkpoints, memory.scales, in, rows);
+  if (in.qkv_TC.shape[0] > kRuleWindow) write_rule_checkpoints(ctx, memory.checkpoints, memory.scales, in, rows);
   with_type(in.qkv_TC.dtype, [&](auto t) {
     using T = decltype(t);
     const RuleInputs<T> inputs = rule_inputs<T>(ctx, memory.scales, in, rows);
-    for (std::int64_t w = ceil_div(num_tokens, kRuleWindow) - 1; w >= 0; --w) {
-      const std::int64_t first = w * kRuleWindow, last = std::min(num_tokens, first + kRuleWindow);
-      const auto [sequence, num_sequences] = sequences_in(rows, first, last);
-      launch_window<T>(ctx,
-                       {.in = inputs,
-                        .dout = dout_TV.as<T>(),
-                        .dqkv = grads.dqkv_TC.as<T>(),
-                        .dout_stride = dout_TV.row_stride,
-                        .dqkv_stride = grads.dqkv_TC.row_stride,
-                        .checkpoints = memory.checkpoints,
-                        .first = first,
-                        .last = last,
-                        .first_sequence = static_cast<int>(sequence),
-                        .states = memory.states,
-                        .carried_in = memory.carried[(w + 1) % 2],
-                        .carried_out = memory.carried[w % 2],
-                        .key_parts = memory.key_parts,
-                        .gate_parts = memory.gate_parts},
-                       in, num_sequences);
-      launch_sum<T>(ctx, memory, grads, in, first, last - first);
-    }
+    const std::int32_t* const places = staged(ctx, std::span<const std::int32_t>(groups.places));
+    for (const RuleGroup& group : groups.groups)
+      for (std::int64_t w = 0; w < group.num_waves; ++w) {
+        const RuleWave wave{inputs.start, places, static_cast<int>(group.first_sequence), static_cast<int>(w)};
+        launch_window<T>(ctx,
+                         {.in = inputs,
+                          .dout = dout_TV.as<T>(),
+                          .dqkv = grads.dqkv_TC.as<T>(),
+                          .dout_stride = dout_TV.row_stride,
+                          .dqkv_stride = grads.dqkv_TC.row_stride,
+                          .checkpoints = memory.checkpoints,
+                          .wave = wave,
+                          .states = memory.states,
+                          .carried_in = memory.carried[(w + 1) % 2],
+                          .carried_out = memory.carried[w % 2],
+                          .key_parts = memory.key_parts,
+                          .gate_parts = memory.gate_parts},
+                         in, group.num_sequences);
+        launch_sum<T>(ctx, memory, grads, in, wave, group.num_sequences);
+      }
   });
   if (grads.ddecay_rate_N.data == nullptr) return;
   rule_parameters_kernel<<<static_cast<unsigned>(in.num_value_heads), kSumBlock, 0, stream_of(ctx)>>>(
