@@ -90,17 +90,26 @@ std::span<const float> values_of(const StoredAdapter& adapter, const std::string
                                   static_cast<std::size_t>(spec->num_elements()));
 }
 
-/// Names of adapted modules as PEFT matches them: the last component where every layer has it, else whole names.
-std::vector<std::string> targets_of(const Adapter& adapter) {
+std::string kind_of(const std::string& module) { return module.substr(module.rfind('.') + 1); }
+
+/// Names of adapted modules as PEFT matches them: the last component where all modules of the model that have it are adapted, else whole
+/// names; those of experts one by one.
+std::vector<std::string> targets_of(const Weights& weights) {
+  const Adapter& adapter = *weights.adapter;
   std::map<std::string, std::vector<std::string>> by_kind;
+  std::map<std::string, std::size_t> in_model;
+  std::set<std::string> of_experts;
+  for (const TensorSpec& spec : weights.table->tensors())
+    if (spec.is_matrix()) ++in_model[kind_of(module_of(spec.name))];
   for (const TensorSpec& spec : adapter.table->tensors())
     if (is_lora_a(spec.block)) {
       const std::string module = module_of(module_of(spec.name));
-      by_kind[module.substr(module.rfind('.') + 1)].push_back(module);
+      by_kind[kind_of(module)].push_back(module);
+      if (spec.expert >= 0) of_experts.insert(kind_of(module));
     }
   std::vector<std::string> out;
   for (const auto& [kind, modules] : by_kind) {
-    if (modules.size() == adapter.layers.size())
+    if (modules.size() == in_model[kind] && !of_experts.contains(kind))
       out.push_back(kind);
     else
       out.insert(out.end(), modules.begin(), modules.end());
@@ -172,7 +181,7 @@ WrittenAdapter written_adapter(const Weights& weights, const TensorTable& traine
       saved.insert(module.substr(module.rfind('.') + 1));
     }
   AdapterConfig config = weights.adapter->config;
-  config.target_modules = targets_of(*weights.adapter);
+  config.target_modules = targets_of(weights);
   config.modules_to_save.assign(saved.begin(), saved.end());
   std::optional<BaseIdentity> base;
   if (weights.base_checksum != nullptr) base = {.dtype = weights.compute, .checksum = weights.base_checksum->combined};
