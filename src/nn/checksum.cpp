@@ -21,12 +21,15 @@ HashList blocks_of(const Weights& weights, std::size_t begin, std::size_t end) {
     for (const TensorSpec& spec : table.tensors_of(table.blocks()[b])) {
       const std::int64_t num_cols = spec.is_matrix() ? spec.shape[1] : 1;
       list.names.push_back(spec.name);
-      if (const std::int64_t num_rows = spec.num_stored_rows; num_rows > 0)  // as files have it, from which adapters know their base
-        list.items.push_back({nullptr, block.plain.view().reshaped(spec.stored_shape()), 0, num_rows, spec.shape[0] / num_rows});
-      else if (block.plain.defined())
+      if (const std::int64_t num_rows = spec.is_matrix_in_files() ? spec.stored_shape()[0] : 0; num_rows > 0) {
+        // As files have it, from which adapters know their base.
+        const Shape rows{num_rows, spec.shape[0] / num_rows};
+        list.items.push_back({nullptr, block.plain.view().reshaped(rows), 0, num_rows, rows[1]});
+      } else if (block.plain.defined()) {
         list.items.push_back({nullptr, block.plain.view(), spec.first_row, spec.shape[0], num_cols, spec.first_stored_row});
-      else
+      } else {
         list.items.push_back({block.packed.get(), {}, spec.first_row, spec.shape[0], num_cols, spec.first_stored_row});
+      }
     }
   }
   return list;

@@ -246,7 +246,7 @@ BaseIdentity identity_of(ops::OpContext& ctx, std::span<const WeightSource> sour
     if (dtype == DType::kBF16)
       for (float& value : values) value = to_f32(to_bf16(value));
     const std::int64_t num_rows = source.is_exact ? static_cast<std::int64_t>(values.size()) : source.shape[0],
-                       num_cols = source.shape.num_dims() > 1 ? source.shape[1] : 1;
+                       num_cols = num_rows > 0 ? static_cast<std::int64_t>(values.size()) / num_rows : 1;
     const Tensor tensor = Tensor::empty(ctx.runtime, {num_rows, num_cols}, DType::kF32);
     ctx.runtime->copy_from_host(tensor.data(), values.data(), values.size() * sizeof(float));
     const ops::HashedRows item{nullptr, tensor.view(), 0, num_rows, num_cols};

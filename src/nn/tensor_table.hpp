@@ -147,6 +147,8 @@ struct TensorSpec {
   std::int64_t offset = -1;    ///< of its first element in the array of masters; -1 unless trainable
 
   bool is_matrix() const noexcept { return shape.num_dims() == 2; }
+  /// A vector of which files have rows.
+  bool is_matrix_in_files() const noexcept { return num_stored_rows > 0 || num_taps > 0; }
   std::int64_t num_elements() const noexcept { return shape.num_elements(); }
   ElementRange range() const noexcept { return {offset, offset + num_elements()}; }
   /// Of its first element in the tensor of the whole model.
