@@ -14,6 +14,9 @@ os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
 BFLOAT16 = ("--compute.dtype", "bfloat16")
 QWEN3_06B = ("--vocab-size", 151936, "--hidden-size", 1024, "--intermediate-size", 3072, "--num-layers", 28, "--num-heads", 16,
              "--num-kv-heads", 8, "--head-dim", 128, "--max-position-embeddings", 40960, "--rope-theta", 1000000, "--dtype", "bfloat16")
+# About as large, with linear attention in three of four layers.
+QWEN35 = ("--family", "qwen3_5", "--vocab-size", 151936, "--hidden-size", 1024, "--intermediate-size", 3584, "--num-layers", 24, "--num-heads", 16,
+          "--num-kv-heads", 4, "--head-dim", 128, "--max-position-embeddings", 8192, "--dtype", "bfloat16")
 
 
 def needs_gpu():
@@ -143,11 +146,10 @@ def test_experts_by_scores_match_exactly():
         check(len({rows[step]["loss/mean"] for step in range(1, 11)}) > 3, "losses say nothing")
 
 
-def test_a_real_size_stays_within_its_memory_plan():
-    needs_gpu()
+def check_training_plan(sizes):
     with harness.workspace("gpu-plan") as folder:
         # Some steps on demonstrations, or all rewards would be equal.
-        prl("init-model", folder / "base", *QWEN3_06B)
+        prl("init-model", folder / "base", *sizes)
         prl("sft", "--model.name", folder / "base", "--data.name", harness.sft_data(folder / "data.jsonl", 512), "--data.seq-len", 1024,
             "--data.batch-size", 8, "--max-steps", 60, "--optim.lr", "3e-4", "--ckpt.weights-only", "--output-dir", folder / "sft")
         model = folder / "sft/weights/step_60"
@@ -164,10 +166,15 @@ def test_a_real_size_stays_within_its_memory_plan():
         check("probe_diff=0" in log, "no proof of the weight updates")
 
 
-def test_an_engine_alone_stays_within_its_share():
+def test_a_real_size_stays_within_its_memory_plan():
     needs_gpu()
+    for sizes in (QWEN3_06B, QWEN35):
+        check_training_plan(sizes)
+
+
+def check_engine_share(sizes):
     with harness.workspace("gpu-engine") as folder:
-        prl("init-model", folder / "base", *QWEN3_06B)
+        prl("init-model", folder / "base", *sizes)
         answers = []
         for steps in ((), ("--model.enforce-eager",)):
             port, log = harness.free_port(), folder / f"server-{len(answers)}.log"
@@ -189,6 +196,12 @@ def test_an_engine_alone_stays_within_its_share():
             check(abs(planned - peak) <= 0.05 * peak, f"the plan of {planned} GiB is more than 5% from the peak of {peak} GiB")
         check(len(set(map(tuple, answers[0]))) == 32, "choices of one request are alike")
         check(answers[0] == answers[1], "recorded steps and steps kernel by kernel differ")
+
+
+def test_an_engine_alone_stays_within_its_share():
+    needs_gpu()
+    for sizes in (QWEN3_06B, QWEN35):
+        check_engine_share(sizes)
 
 
 def test_steps_ahead_count_what_they_have_not_seen():
