@@ -13,9 +13,9 @@ namespace prl::ops {
 // C = 2 M K + N D channels: queries, keys, values; W taps of the convolution.
 // Activations are kF32 or kBF16 (all alike), rows may be strided; arithmetic and states are fp32 and rounded once when stored. The result
 // of a token depends on its sequence up to it and on nothing else, bit for bit: training, a prompt in parts and decoding agree, so tokens
-// follow one another one by one. Gradients of parameters are fp32 and accumulate (+=), sequence by sequence, in a fixed order.
+// follow one another one by one. Gradients of parameters are fp32 and accumulate (+=), in a fixed order that is the device's own.
 
-/// The sequences whose tokens lie one after the other, and the states from which they go on.
+/// The sequences whose tokens lie one after the other, and the states from which they go on. One without rows leaves its state as it is.
 struct StateRows {
   std::span<const std::int32_t> start_S;      ///< host; sequence s has rows [start_S[s], start_S[s + 1]); the first is 0, the last T
   std::span<const std::int32_t> slot_S = {};  ///< host; where the state of each sequence lies, no two alike; empty: nowhere, all begin anew
