@@ -27,9 +27,9 @@ nn::KvCache make_cache(const std::shared_ptr<DeviceRuntime>& runtime, const nn::
                                 static_cast<std::size_t>(num_states) * nn::KvCache::bytes_per_state(config, weights.compute);
   const std::size_t num_available = runtime->bytes_available();
   if (num_bytes > num_available) {
-    fail(ErrorCode::kOutOfMemory, "the KV cache of {} blocks{} needs {:.1f} MiB, {} has {:.1f} MiB left; make the cache smaller",
-         num_blocks, num_states > 0 ? fmt::format(" with {} states of sequences (max_num_seqs)", num_states) : "",
-         static_cast<double>(num_bytes) / kMiB, to_string(runtime->device()), static_cast<double>(num_available) / kMiB);
+    fail(ErrorCode::kOutOfMemory, "the KV cache of {} blocks{} needs {:.1f} MiB, {} has {:.1f} MiB left; make the cache smaller{}",
+         num_blocks, num_states > 0 ? fmt::format(" and {} states of sequences", num_states) : "", static_cast<double>(num_bytes) / kMiB,
+         to_string(runtime->device()), static_cast<double>(num_available) / kMiB, num_states > 0 ? ", or lower max_num_seqs" : "");
   }
   return {runtime, config, weights.compute, num_blocks, block_size, options.logs_routes, num_states};
 }

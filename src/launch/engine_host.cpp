@@ -71,7 +71,9 @@ engine::EngineOptions engine_options(const config::InferenceConfig& config, cons
   options.max_queued_requests = config.server.max_queued_requests;
   options.enable_prefix_caching = config.enable_prefix_caching;
   options.enable_chunked_prefill = config.enable_chunked_prefill;
-  options.num_state_snapshots = engine::default_state_snapshots(model, options.max_num_seqs, options.enable_prefix_caching);
+  // Prompts that enter in one step leave no state behind a block.
+  options.num_state_snapshots =
+      engine::default_state_snapshots(model, options.max_num_seqs, options.enable_prefix_caching && options.enable_chunked_prefill);
   options.record_steps = !config.model.enforce_eager;
   if (config.enable_lora) options.adapters = std::make_shared<engine::AdapterSet>(config.max_loras);
   options.logs_routes = config.enable_return_routed_experts;

@@ -244,13 +244,14 @@ namespace {
 engine::EngineBytes engine_bytes(const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute) {
   // Plans are made for GPUs alone.
   const std::int64_t block = inference.kv.block_size.value_or(default_block_size(DeviceKind::kCuda));
-  engine::EngineBytes bytes = engine::engine_bytes(
-      {.max_model_len = context_length(inference, model),
-       .block_size = block,
-       .max_num_seqs = inference.max_num_seqs,
-       .max_num_batched_tokens = inference.max_num_batched_tokens,
-       .num_state_snapshots = engine::default_state_snapshots(model, inference.max_num_seqs, inference.enable_prefix_caching)},
-      model, compute);
+  engine::EngineBytes bytes =
+      engine::engine_bytes({.max_model_len = context_length(inference, model),
+                            .block_size = block,
+                            .max_num_seqs = inference.max_num_seqs,
+                            .max_num_batched_tokens = inference.max_num_batched_tokens,
+                            .num_state_snapshots = engine::default_state_snapshots(
+                                model, inference.max_num_seqs, inference.enable_prefix_caching && inference.enable_chunked_prefill)},
+                           model, compute);
   bytes.passes += 2 * kRoleBytes;
   bytes.block = nn::KvCache::bytes_per_block(nn::config_of_shard(model, inference.parallel.tp), compute, block);
   if (inference.enable_return_routed_experts) bytes.block += nn::KvCache::route_bytes_per_block(model, block);

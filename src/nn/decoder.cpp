@@ -93,17 +93,12 @@ std::vector<float> download(ops::OpContext& ctx, ConstTensorView view) {
   return out;
 }
 
-/// Each sequence has a state of its own.
+/// Each sequence has a state; that no two have the same one is the ops' to check.
 void check_states(const PagedBatch& batch, std::int64_t num_states) {
-  std::vector<bool> is_taken(static_cast<std::size_t>(num_states), false);
-  bool good = batch.state_slot.size() == batch.context_len.size();
-  for (std::size_t s = 0; good && s < batch.state_slot.size(); ++s) {
-    const std::int32_t slot = batch.state_slot[s];
-    good = slot >= 0 && slot < num_states && !is_taken[static_cast<std::size_t>(slot)];
-    if (good) is_taken[static_cast<std::size_t>(slot)] = true;
-  }
+  const bool good = batch.state_slot.size() == batch.context_len.size() &&
+                    std::ranges::all_of(batch.state_slot, [&](std::int32_t slot) { return slot >= 0 && slot < num_states; });
   if (!good)
-    fail(ErrorCode::kShape, "[decoder] {} states for {} sequences, a different one of {} is wanted for each", batch.state_slot.size(),
+    fail(ErrorCode::kShape, "[decoder] {} states for {} sequences, one of the cache's {} is wanted for each", batch.state_slot.size(),
          batch.context_len.size(), num_states);
 }
 
@@ -210,6 +205,7 @@ TensorView InferenceModel::forward_paged(const Weights& weights, KvCache& cache,
   check_tokens(weights.config, batch.ids_T, batch.positions_T, batch.drawn_B.data == nullptr ? 0 : batch.drawn_B.shape.num_elements());
   if (batch.slot_T.size() != batch.ids_T.size())
     fail(ErrorCode::kShape, "[decoder] {} slots for {} tokens", batch.slot_T.size(), batch.ids_T.size());
+  if (!weights.config.linear.layers.empty()) check_states(batch, cache.num_states());
   Impl& m = *impl_;
   const auto num_tokens = static_cast<std::int64_t>(batch.ids_T.size());
   std::vector<AdapterRows> adapters = adapters_of(weights, batch.adapters, num_tokens, m.rest);
@@ -235,7 +231,6 @@ TensorView InferenceModel::forward_paged(const Weights& weights, KvCache& cache,
   index.paged = &paged;
   index.slot_T = batch.slot_T;
   if (!weights.config.linear.layers.empty()) {
-    check_states(batch, cache.num_states());
     m.state_begin.clear();
     for (std::size_t s = 0; s < batch.context_len.size(); ++s)
       m.state_begin.push_back(batch.context_len[s] - (batch.query_start[s + 1] - batch.query_start[s]));

@@ -365,6 +365,27 @@ INSTANTIATE_TEST_SUITE_P(Families, FamilyTest,
                          ::testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "smollm3", "mixtral", "olmo2", "phi3",
                                            "qwen2_window", "qwen3_5_text", "gpt_oss", "gpt_oss_window"));
 
+// Each sequence needs a state of the cache, be its step recorded or not.
+TEST(Decoder, RefusesSequencesWithoutStates) {
+  SmallModel model("qwen3_5_text");
+  const WeightsPtr weights = model.weights(DType::kF32);
+  KvCache cache(model.ctx().runtime, model.config, DType::kF32, 4, 16, false, 1);
+  InferenceModel runner(model.ctx());
+  const std::vector<std::int32_t> ids{3}, positions{0}, slots{0}, start{0, 1}, context{1}, table{0}, good{0}, outside{1};
+  const auto run = [&](std::span<const std::int32_t> states) {
+    runner.forward_paged(*weights, cache, {ids, positions, slots, start, context, table, 1, states});
+  };
+  run(good);
+  for (const std::span<const std::int32_t> states : {std::span<const std::int32_t>{}, std::span<const std::int32_t>(outside)}) {
+    try {
+      run(states);
+      ADD_FAILURE() << "accepted";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kShape) << error.what();
+    }
+  }
+}
+
 TEST(Decoder, RefusesBadBatches) {
   SmallModel model("llama");
   const WeightsPtr weights = model.weights(DType::kF32);

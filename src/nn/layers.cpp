@@ -165,7 +165,7 @@ TensorView BoundModel::gradient(Block block, std::int64_t layer) const {
 NormParameter BoundModel::norm(Block block, std::int64_t layer) const {
   const Tensor& weight = weights.norm_scale(block, layer);
   if (!weight.defined()) return {};
-  return {weight.view(), gradients != nullptr ? view_or_none(gradients->grad(block, layer)) : TensorView{}, weights.config.rms_norm_eps};
+  return {weight.view(), gradient(block, layer), weights.config.rms_norm_eps};
 }
 
 LinearParameter BoundModel::linear(Block block, std::int64_t layer, const ops::LinearWeight* next, std::int64_t expert) const {
@@ -247,8 +247,7 @@ namespace {
 
 /// A parameter that is a vector, with its gradient.
 autograd::VectorParameter vector_of(const BoundModel& model, Block block, std::int64_t layer) {
-  return {model.weights.vector(block, layer).view(),
-          model.gradients != nullptr ? view_or_none(model.gradients->grad(block, layer)) : TensorView{}};
+  return {model.weights.vector(block, layer).view(), model.gradient(block, layer)};
 }
 
 /// What a layer of linear attention gives for its projections, before the product that ends it.
