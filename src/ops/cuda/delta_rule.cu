@@ -18,6 +18,7 @@ struct ScaleArgs {
   const float *rate, *bias;
   std::int64_t qkv_stride, b_stride, a_stride, num_pairs;
   int num_key_heads, group, key_dim;
+  bool in_chunks;
   float query_scale;
 };
 
@@ -43,7 +44,9 @@ __global__ void __launch_bounds__(kScaleWarps* kWarp) rule_scales_kernel(const S
     const int n = m * g.group + i;
     const std::int64_t at = t * g.num_key_heads * g.group + n;
     const float x = to_float(g.a[t * g.a_stride + n]) + g.bias[n];
-    g.out.decay_TN[at] = expf(-expf(g.rate[n]) * softplus(x));
+    const float log_decay = -expf(g.rate[n]) * softplus(x);
+    // exp(-100) is 0 to whatever it is multiplied with; sums of such logarithms keep their digits.
+    g.out.gate_TN[at] = g.in_chunks ? fmaxf(log_decay, -100.0f) : expf(log_decay);
     g.out.beta_TN[at] = 1.0f / (1.0f + expf(-to_float(g.b[t * g.b_stride + n])));
   }
 }
@@ -127,12 +130,16 @@ std::int64_t num_rule_sequences(const StateRows& rows) {
 
 }  // namespace
 
+bool is_in_chunks(const DeltaRule& in) {
+  return in.qkv_TC.dtype == DType::kBF16 && in.key_dim == kChunkKeys && in.value_dim % kRuleCols == 0;
+}
+
 RuleScales take_rule_scales(Carver& carve, const DeltaRule& in) {
   const std::int64_t T = in.qkv_TC.shape[0];
   RuleScales out;
   out.q_TM = carve.take<float>(T * in.num_key_heads);
   out.k_TM = carve.take<float>(T * in.num_key_heads);
-  out.decay_TN = carve.take<float>(T * in.num_value_heads);
+  out.gate_TN = carve.take<float>(T * in.num_value_heads);
   out.beta_TN = carve.take<float>(T * in.num_value_heads);
   return out;
 }
@@ -153,6 +160,7 @@ void write_rule_scales(OpContext& ctx, const RuleScales& scales, const DeltaRule
                          .num_key_heads = static_cast<int>(in.num_key_heads),
                          .group = static_cast<int>(in.num_value_heads / in.num_key_heads),
                          .key_dim = static_cast<int>(in.key_dim),
+                         .in_chunks = is_in_chunks(in),
                          .query_scale = 1.0f / std::sqrt(static_cast<float>(in.key_dim))};
     rule_scales_kernel<T><<<static_cast<unsigned>(ceil_div(a.num_pairs, kScaleWarps)), kScaleWarps * kWarp, 0, stream_of(ctx)>>>(a);
   });

@@ -88,7 +88,7 @@ struct RuleReader {
     }
     gate = 0.0f;
     if (id < 2 * kTokens && id % kTokens < count)
-      gate = (id < kTokens ? in.scales.decay_TN : in.scales.beta_TN)[(first + id % kTokens) * in.num_value_heads + n];
+      gate = (id < kTokens ? in.scales.gate_TN : in.scales.beta_TN)[(first + id % kTokens) * in.num_value_heads + n];
   }
   __device__ __forceinline__ void write(RulePiece<kRows, kTokens>& to) const {
     const int id = static_cast<int>(threadIdx.x);
