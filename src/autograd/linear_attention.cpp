@@ -54,7 +54,7 @@ Var linear_attention(Frame& frame, const Var& projected, const LinearAttentionPa
                             p.key_dim, p.value_dim};
   const Var y = frame.variable(frame.keep({T, V}, dtype));
   const TensorView attended = frame.tape != nullptr ? frame.keep({T, V}, dtype) : y.value;
-  ops::delta_rule(frame.ctx, attended, states.state_SNKD, rule, rows);
+  ops::delta_rule(frame.ctx, attended, states.state_SF, rule, rows);
   ops::gated_head_norm(frame.ctx, y.value, attended, in.gate, p.norm.weight, p.norm.eps);
   if (frame.tape == nullptr) return y;
 

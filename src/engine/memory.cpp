@@ -27,8 +27,8 @@ EngineBytes engine_bytes(const EngineSizes& sizes, const nn::ModelConfig& model,
   const std::int64_t per_token =
       (6 * model.hidden_size + 2 * heads + 3 * mlp_size + rows_of_experts + of_shared) * static_cast<std::int64_t>(size_of(compute));
   const std::int64_t logits = sizes.max_num_seqs * model.vocab_size * static_cast<std::int64_t>(sizeof(float));
-  const auto states =
-      static_cast<std::size_t>(sizes.max_num_seqs + sizes.num_state_snapshots) * nn::KvCache::bytes_per_state(model, compute);
+  const auto states = static_cast<std::size_t>(sizes.max_num_seqs + sizes.num_state_snapshots) *
+                      nn::KvCache::bytes_per_state(model, compute, DeviceKind::kCuda);
   return {static_cast<std::size_t>(tokens * per_token + logits) + states, nn::KvCache::bytes_per_block(model, compute, sizes.block_size),
           (sizes.max_model_len + sizes.block_size - 1) / sizes.block_size};
 }

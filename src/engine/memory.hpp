@@ -20,7 +20,7 @@ struct EngineSizes {
 /// EngineOptions::num_state_snapshots where nothing else is said: as many as sequences that run, if prefixes are kept at all.
 std::int64_t default_state_snapshots(const nn::ModelConfig& model, std::int64_t max_num_seqs, bool enable_prefix_caching) noexcept;
 
-/// Bytes that follow from sizes alone.
+/// Bytes that follow from sizes alone, on a GPU, as other devices get no plan.
 struct EngineBytes {
   std::size_t passes = 0;  ///< activations and logits of the largest step, and states of sequences
   std::size_t block = 0;   ///< one block of the KV cache

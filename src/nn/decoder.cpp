@@ -122,6 +122,13 @@ void check_targets(const Weights& weights, std::size_t num_tokens, std::span<con
 
 }  // namespace
 
+namespace {
+/// Of a layer; 0 if there is no such layer.
+std::int64_t floats_of_state(const LinearAttention& c, DType compute, DeviceKind device) noexcept {
+  return ops::delta_rule_state_size(device, compute, c.num_key_heads, c.num_value_heads, c.key_dim, c.value_dim);
+}
+}  // namespace
+
 KvCache::KvCache(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config, DType compute, std::int64_t num_blocks,
                  std::int64_t block_size, bool logs_routes, std::int64_t num_states)
     : num_blocks_(num_blocks), block_size_(block_size), num_states_(num_states) {
@@ -135,7 +142,7 @@ KvCache::KvCache(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& conf
     v_.push_back(is_linear ? Tensor() : Tensor::empty(runtime, shape, compute));
     const LinearAttention& c = config.linear;
     inputs_.push_back(is_linear ? Tensor::empty(runtime, {num_states, c.num_taps - 1, c.num_channels()}, compute) : Tensor());
-    states_.push_back(is_linear ? Tensor::empty(runtime, {num_states, c.num_value_heads, c.key_dim, c.value_dim}, DType::kF32) : Tensor());
+    states_.push_back(is_linear ? Tensor::empty(runtime, {num_states, floats_of_state(c, compute, runtime->device().kind)}, DType::kF32) : Tensor());
   }
 }
 
@@ -167,9 +174,9 @@ CacheLayers KvCache::layers() const {
   return all;
 }
 
-std::size_t KvCache::bytes_per_state(const ModelConfig& config, DType compute) noexcept {
+std::size_t KvCache::bytes_per_state(const ModelConfig& config, DType compute, DeviceKind device) noexcept {
   const LinearAttention& c = config.linear;
-  return c.layers.size() * (static_cast<std::size_t>(c.state_elements()) * sizeof(float) +
+  return c.layers.size() * (static_cast<std::size_t>(floats_of_state(c, compute, device)) * sizeof(float) +
                             static_cast<std::size_t>(c.layers.empty() ? 0 : c.input_elements()) * size_of(compute));
 }
 

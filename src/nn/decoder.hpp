@@ -69,7 +69,7 @@ class KvCache {
   void copy_state(DeviceRuntime& runtime, std::int64_t from, std::int64_t to) const;
   std::int64_t num_states() const noexcept { return num_states_; }
   /// Of one sequence in all layers of linear attention.
-  static std::size_t bytes_per_state(const ModelConfig& config, DType compute) noexcept;
+  static std::size_t bytes_per_state(const ModelConfig& config, DType compute, DeviceKind device) noexcept;
   static std::size_t bytes_per_block(const ModelConfig& config, DType compute, std::int64_t block_size) noexcept;
   /// Which experts the token in each slot had: [num_blocks * block_size] rows of num_layers times num_active_experts 16-bit numbers (kU8),
   /// 0 in layers without experts. Not defined unless asked for.

@@ -44,7 +44,7 @@ class PagedRunner {
     // What lies behind the context must not matter, not even a NaN.
     const CacheLayers layers = cache_.layers();
     for (std::size_t i = 0; i < layers.kv.size(); ++i)
-      for (const TensorView& view : {layers.kv[i].k, layers.kv[i].v, layers.states[i].inputs_SWC, layers.states[i].state_SNKD})
+      for (const TensorView& view : {layers.kv[i].k, layers.kv[i].v, layers.states[i].inputs_SWC, layers.states[i].state_SF})
         if (view.data != nullptr) std::memset(view.data, 0xff, static_cast<std::size_t>(view.shape.num_elements()) * size_of(view.dtype));
   }
   int num_sequences() const { return static_cast<int>(packed_.cu_seqlens.size()) - 1; }

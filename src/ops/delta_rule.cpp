@@ -106,16 +106,31 @@ void causal_conv_backward(OpContext& ctx, TensorView dx_TC, TensorView dweight_C
   table_entry(ctx, ctx.table->causal_conv_backward, "causal_conv_backward")(ctx, dx_TC, dweight_CW, dy_TC, x_TC, weight_CW, rows);
 }
 
-void delta_rule(OpContext& ctx, TensorView out_TV, TensorView state_SNKD, const DeltaRule& in, const StateRows& rows) {
+bool delta_rule_goes_in_chunks(DeviceKind device, DType dtype, std::int64_t key_dim, std::int64_t value_dim) noexcept {
+  return device == DeviceKind::kCuda && dtype == DType::kBF16 && key_dim == 128 && value_dim % 32 == 0;
+}
+
+std::int64_t delta_rule_state_size(DeviceKind device, DType dtype, std::int64_t num_key_heads, std::int64_t num_value_heads,
+                                   std::int64_t key_dim, std::int64_t value_dim) noexcept {
+  const std::int64_t state = num_value_heads * key_dim * value_dim;
+  if (!delta_rule_goes_in_chunks(device, dtype, key_dim, value_dim)) return state;
+  const std::int64_t of_token = num_key_heads * (key_dim / 2 + 1) + num_value_heads * (value_dim + 1);  // a bfloat16 key, its scale; U, decay
+  return state + kRuleChunk * of_token;
+}
+
+void delta_rule(OpContext& ctx, TensorView out_TV, TensorView state_SF, const DeltaRule& in, const StateRows& rows) {
   ShapeCheck c("delta_rule", ctx);
   check_rule(c, in);
   c.check("out", out_TV, "T V").same_dtype("out", out_TV.dtype, "qkv", in.qkv_TC.dtype);
   check_sequences(c, ctx, rows, in.qkv_TC.shape[0]);
-  if (!rows.slot_S.empty())
-    c.extent("K", in.key_dim, "key_dim").extent("D", in.value_dim, "value_dim").check("state", state_SNKD, "slots N K D", DType::kF32);
-  check_slots(c, rows, state_SNKD);
+  if (!rows.slot_S.empty() || rows.is_by_index())
+    c.extent("F",
+             delta_rule_state_size(ctx.runtime->device().kind, in.qkv_TC.dtype, in.num_key_heads, in.num_value_heads, in.key_dim, in.value_dim),
+             "delta_rule_state_size")
+        .check("state", state_SF, "slots F", DType::kF32);
+  check_slots(c, rows, state_SF);
   if (out_TV.shape.num_elements() == 0) return;
-  table_entry(ctx, ctx.table->delta_rule, "delta_rule")(ctx, out_TV, state_SNKD, in, rows);
+  table_entry(ctx, ctx.table->delta_rule, "delta_rule")(ctx, out_TV, state_SF, in, rows);
 }
 
 void delta_rule_backward(OpContext& ctx, const DeltaRuleGrads& grads, ConstTensorView dout_TV, const DeltaRule& in, const StateRows& rows) {

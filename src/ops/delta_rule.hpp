@@ -27,10 +27,19 @@ struct StateRows {
   bool is_by_index() const noexcept { return slot_B.data != nullptr; }
 };
 
+/// Tokens of a chunk, where the rule goes in chunks: they begin at multiples of this in a sequence.
+inline constexpr std::int64_t kRuleChunk = 64;
+/// Whether the outputs of a chunk are products with the state before it and with one another; else the rule goes token by token.
+bool delta_rule_goes_in_chunks(DeviceKind device, DType dtype, std::int64_t key_dim, std::int64_t value_dim) noexcept;
+/// Fp32 numbers that delta_rule keeps of a sequence: a state [N, K, D], and behind it, where the rule goes in chunks, what there is of the
+/// tokens of a chunk that is not complete.
+std::int64_t delta_rule_state_size(DeviceKind device, DType dtype, std::int64_t num_key_heads, std::int64_t num_value_heads,
+                                   std::int64_t key_dim, std::int64_t value_dim) noexcept;
+
 /// Where the states of a layer's sequences lie. A state that is not read (StateRows::begin_S) may hold anything.
 struct StateLayer {
   TensorView inputs_SWC;  ///< [slots, W - 1, C]: causal_conv
-  TensorView state_SNKD;  ///< [slots, N, K, D] fp32: delta_rule
+  TensorView state_SF;    ///< [slots, delta_rule_state_size()] fp32: delta_rule
 };
 
 /// y_TC[t, c] = silu(sum over w of weight_CW[c, w] * x[t - (W - 1) + w, c]), in that order; tokens before the sequence are 0. With slots
@@ -51,8 +60,8 @@ struct DeltaRule {
   ConstTensorView decay_rate_N, decay_bias_N;                                       ///< fp32 (files: A_log, dt_bias)
   std::int64_t num_key_heads = 0, num_value_heads = 0, key_dim = 0, value_dim = 0;  ///< M, N, K, D; K and D are multiples of 16 up to 256
 };
-/// out_TV [T, N D]. With slots the states are in state_SNKD [slots, N, K, D] fp32 and end there.
-void delta_rule(OpContext& ctx, TensorView out_TV, TensorView state_SNKD, const DeltaRule& in, const StateRows& rows);
+/// out_TV [T, N D]. With slots the states are in state_SF [slots, delta_rule_state_size()] fp32 and end there.
+void delta_rule(OpContext& ctx, TensorView out_TV, TensorView state_SF, const DeltaRule& in, const StateRows& rows);
 /// Where gradients go: those of inputs are overwritten, ddecay_rate_N and ddecay_bias_N (fp32) +=. data == nullptr of both: not wanted.
 struct DeltaRuleGrads {
   TensorView dqkv_TC, db_TN, da_TN;

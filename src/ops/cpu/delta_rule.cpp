@@ -389,7 +389,7 @@ class ScratchSlots {
 
 }  // namespace
 
-void delta_rule(OpContext& ctx, TensorView out_TV, TensorView state_SNKD, const DeltaRule& in, const StateRows& rows) {
+void delta_rule(OpContext& ctx, TensorView out_TV, TensorView state_SF, const DeltaRule& in, const StateRows& rows) {
   const RuleSizes z(in, rows);
   const std::int64_t slots = std::min<std::int64_t>(num_threads(ctx), z.S * z.M);
   const auto carve_all = [&](FloatCarver& c) {
@@ -403,7 +403,7 @@ void delta_rule(OpContext& ctx, TensorView out_TV, TensorView state_SNKD, const 
   write_gates(ctx, in, z, gates);
   parallel_slots(ctx, z.S * z.M, [&, &gates = gates, &scratch = scratch](std::int64_t i, std::int64_t slot) {
     FloatCarver own(scratch.at(slot));
-    run_rule(ctx, out_TV, state_SNKD, in, rows, z, gates, i / z.M, i % z.M, RuleScratch(own, z));
+    run_rule(ctx, out_TV, state_SF, in, rows, z, gates, i / z.M, i % z.M, RuleScratch(own, z));
   });
 }
 

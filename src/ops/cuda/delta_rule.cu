@@ -130,10 +130,6 @@ std::int64_t num_rule_sequences(const StateRows& rows) {
 
 }  // namespace
 
-bool is_in_chunks(const DeltaRule& in) {
-  return in.qkv_TC.dtype == DType::kBF16 && in.key_dim == kChunkKeys && in.value_dim % kRuleCols == 0;
-}
-
 RuleScales take_rule_scales(Carver& carve, const DeltaRule& in) {
   const std::int64_t T = in.qkv_TC.shape[0];
   RuleScales out;
@@ -174,19 +170,20 @@ void write_rule_checkpoints(OpContext& ctx, float* checkpoints, const RuleScales
   });
 }
 
-void delta_rule(OpContext& ctx, TensorView out_TV, TensorView state_SNKD, const DeltaRule& in, const StateRows& rows) {
+void delta_rule(OpContext& ctx, TensorView out_TV, TensorView state_SF, const DeltaRule& in, const StateRows& rows) {
   Carver count(nullptr);
   take_rule_scales(count, in);
   Carver carve(ctx.workspace->require(count.used()));
   const RuleScales scales = take_rule_scales(carve, in);
   write_rule_scales(ctx, scales, in);
+  if (is_in_chunks(in)) return delta_rule_in_chunks(ctx, out_TV, state_SF, scales, in, rows);
   with_type(in.qkv_TC.dtype, [&](auto t) {
     using T = decltype(t);
     launch_rule<T>(ctx,
                    {.in = rule_inputs<T>(ctx, scales, in, rows),
                     .out = out_TV.as<T>(),
                     .out_stride = out_TV.row_stride,
-                    .states = state_SNKD.as<float>(),
+                    .states = state_SF.as<float>(),
                     .slot = rows.is_by_index() ? rows.slot_B.as<std::int32_t>() : staged(ctx, rows.slot_S),
                     .begin = staged(ctx, rows.begin_S),
                     .context_len = rows.context_len_B.as<std::int32_t>()},

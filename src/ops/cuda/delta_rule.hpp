@@ -7,10 +7,10 @@
 
 namespace prl::ops::cuda {
 
-/// Tokens whose outputs are products with the state before them and with one another: a chunk begins at every multiple of this in a sequence.
-inline constexpr std::int64_t kRuleChunk = 64;
 /// Whether a call goes chunk by chunk; else it goes token by token. Depends on the model alone, not on the call.
-bool is_in_chunks(const DeltaRule& in);
+inline bool is_in_chunks(const DeltaRule& in) {
+  return delta_rule_goes_in_chunks(DeviceKind::kCuda, in.qkv_TC.dtype, in.key_dim, in.value_dim);
+}
 
 /// What the rule needs of each token beside its vectors, all fp32.
 struct RuleScales {
@@ -26,5 +26,18 @@ void write_rule_scales(OpContext& ctx, const RuleScales& scales, const DeltaRule
 inline constexpr std::int64_t kRuleWindow = 256;
 /// The states before tokens kRuleWindow, 2 kRuleWindow, ... into checkpoints [.., N, K, D], where these do not begin a sequence.
 void write_rule_checkpoints(OpContext& ctx, float* checkpoints, const RuleScales& scales, const DeltaRule& in, const StateRows& rows);
+
+// What follows is for calls that go in chunks.
+
+/// For the gradient. Sequences have ceil(tokens / kRuleChunk) chunks each, numbered from one sequence to the next.
+struct ChunkStates {
+  float* states_CNKD;                 ///< fp32 [chunks, N, K, D]: before each chunk; that before a sequence's first is 0 and not written
+  float* residual_TV;                 ///< fp32 [T, N D]: R
+  const std::int32_t* chunk_start_S;  ///< device; the first chunk of each sequence
+};
+/// Sequences that begin anew only.
+void write_chunk_states(OpContext& ctx, const ChunkStates& to, const RuleScales& scales, const DeltaRule& in, const StateRows& rows);
+void delta_rule_in_chunks(OpContext& ctx, TensorView out_TV, TensorView state_SF, const RuleScales& scales, const DeltaRule& in,
+                          const StateRows& rows);
 
 }  // namespace prl::ops::cuda

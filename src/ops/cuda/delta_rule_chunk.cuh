@@ -21,7 +21,8 @@ namespace prl::ops::cuda {
 
 constexpr int kChunkKeys = 128;                      ///< K
 constexpr int kSubChunk = 16;                        ///< tokens of a tile of the matrix instructions
-constexpr int kSubChunks = kRuleChunk / kSubChunk;   ///< as many as a block has warps
+constexpr int kChunk = static_cast<int>(kRuleChunk);
+constexpr int kSubChunks = kChunk / kSubChunk;  ///< as many as a block has warps
 static_assert(kSubChunks == kRuleWarps && kRuleCols == kWarp);
 
 using ChunkKeys = PaddedMatrix<kChunkKeys>;  ///< of tokens
@@ -72,9 +73,9 @@ __device__ __forceinline__ float coefficient(float product, float scale_t, float
 
 /// What a value head has of each token of a chunk, in shared memory. Tokens that are not there have 0 and a decay of 1.
 struct ChunkGates {
-  float q_scale[kRuleChunk], k_scale[kRuleChunk], beta[kRuleChunk];
-  float cum[kRuleChunk];    ///< sums of logarithms of decays up to and with a token
-  float decay[kRuleChunk];  ///< exp(cum)
+  float q_scale[kChunk], k_scale[kChunk], beta[kChunk];
+  float cum[kChunk];    ///< sums of logarithms of decays up to and with a token
+  float decay[kChunk];  ///< exp(cum)
 };
 /// The gates of two tokens, 2 lane and 2 lane + 1, in the registers of one warp.
 struct GatesOfLane {
@@ -119,20 +120,12 @@ struct GatesOfLane {
 template <typename T>
 __device__ __forceinline__ void ask_for_keys(ChunkKeys to, const RuleInputs<T>& in, int side, int m, std::int64_t row, int lo, int hi) {
   constexpr int kPieces = kChunkKeys / kVec;  // of 16 bytes
-  for (int i = static_cast<int>(threadIdx.x); i < kRuleChunk * kPieces; i += static_cast<int>(blockDim.x)) {
+  for (int i = static_cast<int>(threadIdx.x); i < kChunk * kPieces; i += static_cast<int>(blockDim.x)) {
     const int t = i / kPieces, c = i % kPieces * kVec;
     if (t < lo) continue;
     const bool exists = t < hi;
     copy_16(to.at(t, c), in.qkv + (row + (exists ? t : lo)) * in.qkv_stride + (side * in.num_key_heads + m) * kChunkKeys + c, exists);
   }
 }
-
-/// For training: the states before all chunks of all sequences, and R of all tokens. chunk_start_S [sequences + 1]: which of all chunks is
-/// the first of a sequence.
-struct ChunkStates {
-  float* states_CNKD;
-  float* residual_TV;
-  const std::int32_t* chunk_start_S;
-};
 
 }  // namespace prl::ops::cuda

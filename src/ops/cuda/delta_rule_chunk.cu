@@ -1,0 +1,644 @@
+#include "ops/cuda/bodies.hpp"
+#include "ops/cuda/delta_rule_chunk.cuh"
+
+// Chunks of the gated delta rule: outputs, and the states that its gradient needs. delta_rule_chunk.cuh says what is computed.
+
+namespace prl::ops::cuda {
+namespace {
+
+using Half = __nv_bfloat16;
+
+/// What a slot holds behind the state [N, K, D]: tokens since the last multiple of kRuleChunk.
+struct OpenChunk {
+  Half* keys;        ///< [M, kChunk, K]
+  float* k_scale;    ///< [M, kChunk]
+  float* log_decay;  ///< [N, kChunk]
+  float* u;          ///< [N, kChunk, D]
+  __device__ OpenChunk(float* slot, int M, int N, int D) {
+    float* at = slot + static_cast<std::int64_t>(N) * kChunkKeys * D;
+    keys = reinterpret_cast<Half*>(at);
+    k_scale = at + static_cast<std::int64_t>(M) * kChunk * kChunkKeys / 2;
+    log_decay = k_scale + static_cast<std::int64_t>(M) * kChunk;
+    u = log_decay + static_cast<std::int64_t>(N) * kChunk;
+  }
+};
+
+struct ChunkArgs {
+  RuleInputs<Half> in;
+  Half* out;
+  std::int64_t out_stride;
+  float* slots;  ///< nullptr: all sequences begin anew and leave nothing
+  std::int64_t slot_size;
+  const std::int32_t *slot, *begin;
+  const std::int32_t* context_len;  ///< in place of `begin`: with the token here
+  ChunkStates saved;
+};
+
+/// Which tokens of a sequence a call has, and where the sequence's slot is.
+struct ChunkSequence {
+  std::int64_t first_row, before, end;  ///< before, end: in tokens of the sequence
+  float* slot;
+  __device__ ChunkSequence(const ChunkArgs& a, int s) {
+    first_row = a.in.first_row(s);
+    before = 0, slot = nullptr;
+    const std::int64_t count = a.in.end_row(s) - first_row;
+    if (a.slots != nullptr && a.slot[s] >= 0) {
+      slot = a.slots + a.slot[s] * a.slot_size;
+      before = a.context_len != nullptr ? a.context_len[s] - 1 : a.begin[s];
+    }
+    end = before + count;
+  }
+};
+
+/// Token and column of element e of a thread's part of a tile's product.
+__device__ __forceinline__ int row_of(int lane, int e) { return lane / 4 + e / 2 * 8; }
+__device__ __forceinline__ int col_of(int lane, int e) { return lane % 4 * 2 + e % 2; }
+
+__device__ __forceinline__ float solved(float beta, float v, float sum) { return __fmul_rn(beta, __fsub_rn(v, sum)); }
+/// What a token adds to the state behind its chunk, before it is multiplied with its key.
+__device__ __forceinline__ float weighted(const ChunkGates& gates, int t, float u) {
+  return __fmul_rn(u, __fmul_rn(gates.k_scale[t], expf(__fsub_rn(gates.cum[kChunk - 1], gates.cum[t]))));
+}
+
+/// Products of 16 tokens' keys or queries with those of 16 earlier ones' keys, as coefficients.
+__device__ __forceinline__ void coefficients(float (&c)[2][4], ChunkKeys left, int left_row, ChunkKeys keys, const ChunkGates& gates,
+                                             const float* left_scale, int tile, int other, bool has_diagonal) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+#pragma unroll
+  for (auto& half : c)
+#pragma unroll
+    for (float& v : half) v = 0.0f;
+#pragma unroll
+  for (int k = 0; k < kChunkKeys; k += 16) {
+    std::uint32_t a[4], b[4];
+    left.left(a, left_row, k);
+    keys.right_rows(b, other * kSubChunk, k);
+    multiply_add(c[0], a, b[0], b[1]);
+    multiply_add(c[1], a, b[2], b[3]);
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int t = tile * kSubChunk + row_of(lane, e), s = other * kSubChunk + half * 8 + col_of(lane, e);
+      const bool is_there = has_diagonal ? s <= t : s < t;
+      c[half][e] = is_there ? coefficient(c[half][e], left_scale[t], gates.k_scale[s], gates.cum[t], gates.cum[s]) : 0.0f;
+    }
+}
+
+struct ChunkShared {
+  Half keys[2][kChunk * ChunkKeys::kPitch], queries[2][kChunk * ChunkKeys::kPitch];
+  union {
+    Half state[2][kChunkKeys * ChunkCols::kPitch];  ///< high and low parts, until all products with it are done
+    struct {
+      Half weighted[2][kChunk * ChunkCols::kPitch];
+      float sums[kSubChunks][kSubChunk][kRuleCols + 1];
+    } later;
+  };
+  Half u[2][kChunk * ChunkCols::kPitch];
+  float diagonal[kSubChunks][kSubChunk][kSubChunk];  ///< A, [tile][s][t]
+  ChunkGates gates[2];
+};
+
+/// A block's columns of a state, in registers: those of rows [32 warp, 32 warp + 32) are a warp's.
+struct StateTile {
+  float v[2][4][4];
+  __device__ __forceinline__ float* place(float* state, int warp, int lane, int first_col, int D, int m, int n, int e) const {
+    return state + static_cast<std::int64_t>(warp * 32 + m * 16 + row_of(lane, e)) * D + first_col + n * 8 + col_of(lane, e);
+  }
+  template <typename Body>
+  __device__ __forceinline__ void each(Body&& body) {
+#pragma unroll
+    for (int m = 0; m < 2; ++m)
+#pragma unroll
+      for (int n = 0; n < 4; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; e += 2) body(m, n, e, v[m][n][e], v[m][n][e + 1]);
+  }
+};
+
+/// kSaves: for the gradient, without outputs.
+template <bool kSaves>
+__global__ void __launch_bounds__(kRuleThreads, 2) rule_chunk_kernel(const ChunkArgs a) {
+  extern __shared__ __align__(16) char memory[];
+  auto& shared = *reinterpret_cast<ChunkShared*>(memory);
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int s = static_cast<int>(blockIdx.z), n = static_cast<int>(blockIdx.y), first_col = static_cast<int>(blockIdx.x) * kRuleCols;
+  const int N = a.in.num_value_heads, M = a.in.num_key_heads, D = a.in.value_dim, m = n / (N / M), col = first_col + lane;
+  const ChunkSequence seq(a, s);
+  if (seq.end == seq.before) return;
+  const bool has_slot = !kSaves && seq.slot != nullptr;
+  const OpenChunk open(seq.slot, M, N, D);
+  const std::int64_t state_at = static_cast<std::int64_t>(n) * kChunkKeys * D;
+  std::int64_t chunk = seq.before / kChunk;
+  const std::int64_t last_chunk = (seq.end - 1) / kChunk;
+
+  // Of the chunk: its tokens [lo, hi) are this call's, its token 0 would be in row `row`.
+  int lo = static_cast<int>(seq.before - chunk * kChunk), hi = 0;
+  std::int64_t row = 0;
+  GatesOfLane gates_ahead;
+  float v[kSubChunk];  // of the warp's tokens in column `col`; U of those before lo
+  const auto place = [&] {
+    row = seq.first_row + chunk * kChunk - seq.before;
+    hi = static_cast<int>(min(kRuleChunk, seq.end - chunk * kChunk));
+  };
+  const auto ask = [&](int buffer) {
+    const ChunkKeys keys{shared.keys[buffer]}, queries{shared.queries[buffer]};
+    ask_for_keys(keys, a.in, 1, m, row, lo, hi);
+    ask_for_keys(queries, a.in, 0, m, row, lo, hi);
+    for (int i = static_cast<int>(threadIdx.x); i < lo * (kChunkKeys / kVec); i += kRuleThreads) {
+      const int t = i / (kChunkKeys / kVec), c = i % (kChunkKeys / kVec) * kVec;
+      copy_16(keys.at(t, c), open.keys + (static_cast<std::int64_t>(m) * kChunk + t) * kChunkKeys + c, true);
+      *reinterpret_cast<uint4*>(queries.at(t, c)) = make_uint4(0, 0, 0, 0);
+    }
+    copies_commit();
+    if (warp == 0) {
+      gates_ahead.read(a.in, n, row, lo, hi);
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        if (const int t = 2 * lane + i; t < lo) {
+          gates_ahead.k_scale[i] = open.k_scale[m * kChunk + t];
+          gates_ahead.log_decay[i] = open.log_decay[n * kChunk + t];
+        }
+    }
+  };
+  const auto ask_for_values = [&] {
+#pragma unroll
+    for (int i = 0; i < kSubChunk; ++i) {
+      const int t = warp * kSubChunk + i;
+      v[i] = t < lo   ? open.u[(static_cast<std::int64_t>(n) * kChunk + t) * D + col]
+             : t < hi ? to_float(a.in.qkv[(row + t) * a.in.qkv_stride + a.in.v_column(n) + col])
+                      : 0.0f;
+    }
+  };
+
+  StateTile state;
+  bool has_state = chunk > 0, is_changed = false;
+  state.each([&](int i, int j, int e, float& first, float& second) {
+    first = second = 0.0f;
+    if (!has_state) return;
+    const float2 pair = *reinterpret_cast<const float2*>(state.place(seq.slot + state_at, warp, lane, first_col, D, i, j, e));
+    first = pair.x, second = pair.y;
+  });
+  place();
+  ask(0);
+  ask_for_values();
+  for (int buffer = 0; chunk <= last_chunk; ++chunk, buffer = 1 - buffer) {
+    const int here_lo = lo, here_hi = hi;
+    const std::int64_t here_row = row;
+    const ChunkKeys keys{shared.keys[buffer]}, queries{shared.queries[buffer]};
+    const ChunkCols state_hi{shared.state[0]}, state_lo{shared.state[1]}, u_hi{shared.u[0]}, u_lo{shared.u[1]};
+    const ChunkCols weighted_hi{shared.later.weighted[0]}, weighted_lo{shared.later.weighted[1]};
+    const ChunkGates& gates = shared.gates[buffer];
+    if (warp == 0) gates_ahead.write(shared.gates[buffer]);
+    if (has_state)
+      state.each([&](int i, int j, int e, float first, float second) {
+        const SplitPair p = split(first, second);
+        const int r = warp * 32 + i * 16 + row_of(lane, e), c = j * 8 + col_of(lane, e);
+        *reinterpret_cast<std::uint32_t*>(state_hi.at(r, c)) = p.hi;
+        *reinterpret_cast<std::uint32_t*>(state_lo.at(r, c)) = p.lo;
+      });
+    copies_wait<0>();
+    __syncthreads();
+    const bool is_complete = here_hi == kChunk;
+    if (chunk < last_chunk) {
+      lo = 0, row += kChunk;
+      hi = static_cast<int>(min(kRuleChunk, seq.end - (chunk + 1) * kChunk));
+      ask(1 - buffer);
+    }
+    const int first = warp * kSubChunk;
+    const bool is_active = first + kSubChunk > here_lo && first < here_hi;
+
+    float of_keys[4][4] = {}, of_queries[4][4] = {};  // products with the state
+    SplitLeft before[kSubChunks - 1];                 // A of earlier tiles
+    if (is_active) {
+      if (has_state) {
+#pragma unroll 2
+        for (int k = 0; k < kChunkKeys; k += 16) {
+          std::uint32_t left_k[4], left_q[4];
+          keys.left(left_k, first, k);
+          if constexpr (!kSaves) queries.left(left_q, first, k);
+#pragma unroll
+          for (int j = 0; j < 4; j += 2) {
+            std::uint32_t b[2][4];
+            state_hi.right_columns(b[0], k, j * 8);
+            state_lo.right_columns(b[1], k, j * 8);
+#pragma unroll
+            for (int part = 0; part < 2; ++part) {
+              multiply_add(of_keys[j], left_k, b[part][0], b[part][1]);
+              multiply_add(of_keys[j + 1], left_k, b[part][2], b[part][3]);
+              if constexpr (!kSaves) {
+                multiply_add(of_queries[j], left_q, b[part][0], b[part][1]);
+                multiply_add(of_queries[j + 1], left_q, b[part][2], b[part][3]);
+              }
+            }
+          }
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kSubChunks; ++i)
+        if (i <= warp) {
+          float c[2][4];
+          coefficients(c, keys, first, keys, gates, gates.k_scale, warp, i, false);
+          if (i < warp) {
+            before[i < kSubChunks - 1 ? i : 0].pack(c[0], c[1]);
+          } else {
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+#pragma unroll
+              for (int e = 0; e < 4; ++e) shared.diagonal[warp][half * 8 + col_of(lane, e)][row_of(lane, e)] = c[half][e];
+          }
+        }
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int t = first + row_of(lane, e);
+          of_keys[j][e] = __fmul_rn(of_keys[j][e], __fmul_rn(gates.k_scale[t], gates.decay[t]));
+          if constexpr (!kSaves) of_queries[j][e] = __fmul_rn(of_queries[j][e], __fmul_rn(gates.q_scale[t], gates.decay[t]));
+        }
+    }
+    __syncthreads();  // nobody reads the state in shared memory any more
+
+#pragma unroll
+    for (int tile = 0; tile < kSubChunks; ++tile) {
+      if (warp == tile) {
+        float sums[kSubChunk] = {};
+        if (is_active) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) shared.later.sums[warp][row_of(lane, e)][j * 8 + col_of(lane, e)] = of_keys[j][e];
+          __syncwarp();
+#pragma unroll
+          for (int i = 0; i < kSubChunk; ++i) sums[i] = shared.later.sums[warp][i][lane];
+        }
+#pragma unroll
+        for (int i = 0; i < kSubChunk; ++i) {
+          const int t = first + i;
+          const bool is_here = t >= here_lo && t < here_hi;
+          const float u = t < here_lo ? v[i] : t < here_hi ? solved(gates.beta[t], v[i], sums[i]) : 0.0f;
+          if (is_active) {
+#pragma unroll
+            for (int later = i + 1; later < kSubChunk; ++later) sums[later] = fmaf(shared.diagonal[warp][i][later], u, sums[later]);
+          }
+          split_into(u_hi.at(t, lane), u_lo.at(t, lane), u);
+          if (is_complete) split_into(weighted_hi.at(t, lane), weighted_lo.at(t, lane), weighted(gates, t, u));
+          if constexpr (kSaves) {
+            if (is_here) a.saved.residual_TV[(here_row + t) * N * D + n * D + col] = __fsub_rn(v[i], sums[i]);
+          } else if (has_slot && !is_complete && is_here) {
+            open.u[(static_cast<std::int64_t>(n) * kChunk + t) * D + col] = u;
+          }
+        }
+      }
+      __syncthreads();
+      if (tile < kSubChunks - 1 && warp > tile && is_active) {
+#pragma unroll
+        for (int j = 0; j < 4; j += 2) {
+          std::uint32_t b_hi[4], b_lo[4];
+          u_hi.right_columns(b_hi, tile * kSubChunk, j * 8);
+          u_lo.right_columns(b_lo, tile * kSubChunk, j * 8);
+          multiply_add(of_keys[j], before[tile], b_hi, b_lo);
+          multiply_add(of_keys[j + 1], before[tile], b_hi + 2, b_lo + 2);
+        }
+      }
+    }
+    if (chunk < last_chunk) ask_for_values();
+
+    if constexpr (!kSaves) {
+      if (is_active) {
+#pragma unroll 1
+        for (int i = 0; i <= warp; ++i) {
+          float c[2][4];
+          coefficients(c, queries, first, keys, gates, gates.q_scale, warp, i, true);
+          SplitLeft p;
+          p.pack(c[0], c[1]);
+#pragma unroll
+          for (int j = 0; j < 4; j += 2) {
+            std::uint32_t b_hi[4], b_lo[4];
+            u_hi.right_columns(b_hi, i * kSubChunk, j * 8);
+            u_lo.right_columns(b_lo, i * kSubChunk, j * 8);
+            multiply_add(of_queries[j], p, b_hi, b_lo);
+            multiply_add(of_queries[j + 1], p, b_hi + 2, b_lo + 2);
+          }
+        }
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+#pragma unroll
+          for (int e = 0; e < 4; e += 2) {
+            const int t = first + row_of(lane, e);
+            if (t >= here_lo && t < here_hi)
+              *reinterpret_cast<__nv_bfloat162*>(a.out + (here_row + t) * a.out_stride + n * D + first_col + j * 8 + col_of(lane, e)) =
+                  __floats2bfloat162_rn(of_queries[j][e], of_queries[j][e + 1]);
+          }
+      }
+    }
+    if (is_complete && (has_slot || chunk < last_chunk)) {
+      const float decay = gates.decay[kChunk - 1];
+      state.each([&](int, int, int, float& one, float& other) { one = __fmul_rn(decay, one), other = __fmul_rn(decay, other); });
+#pragma unroll 1
+      for (int k = 0; k < kChunk; k += 16) {
+        std::uint32_t left[2][4];
+        left_transposed(left[0], keys, k, warp * 32);
+        left_transposed(left[1], keys, k, warp * 32 + 16);
+#pragma unroll
+        for (int j = 0; j < 4; j += 2) {
+          std::uint32_t b[2][4];
+          weighted_hi.right_columns(b[0], k, j * 8);
+          weighted_lo.right_columns(b[1], k, j * 8);
+#pragma unroll
+          for (int part = 0; part < 2; ++part)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+              multiply_add(state.v[i][j], left[i], b[part][0], b[part][1]);
+              multiply_add(state.v[i][j + 1], left[i], b[part][2], b[part][3]);
+            }
+        }
+      }
+      has_state = is_changed = true;
+      if constexpr (kSaves) {
+        float* const to = a.saved.states_CNKD + (static_cast<std::int64_t>(a.saved.chunk_start_S[s]) + chunk + 1) * N * kChunkKeys * D;
+        state.each([&](int i, int j, int e, float one, float other) {
+          *reinterpret_cast<float2*>(state.place(to + state_at, warp, lane, first_col, D, i, j, e)) = make_float2(one, other);
+        });
+      }
+    }
+    __syncthreads();
+  }
+  if (has_slot && is_changed)
+    state.each([&](int i, int j, int e, float one, float other) {
+      *reinterpret_cast<float2*>(state.place(seq.slot + state_at, warp, lane, first_col, D, i, j, e)) = make_float2(one, other);
+    });
+}
+
+/// Behind rule_chunk_kernel: keys and decays of chunks that are not complete. One block per key head and sequence.
+__global__ void __launch_bounds__(kRuleThreads) rule_keep_kernel(const ChunkArgs a) {
+  const int s = static_cast<int>(blockIdx.y), m = static_cast<int>(blockIdx.x), N = a.in.num_value_heads, M = a.in.num_key_heads;
+  const ChunkSequence seq(a, s);
+  if (seq.slot == nullptr || seq.end == seq.before || seq.end % kChunk == 0) return;
+  const OpenChunk open(seq.slot, M, N, a.in.value_dim);
+  const std::int64_t first = seq.end / kChunk * kChunk, row = seq.first_row + first - seq.before;
+  const int lo = static_cast<int>(max(seq.before - first, std::int64_t{0})), hi = static_cast<int>(seq.end - first);
+  constexpr int kPieces = kChunkKeys / kVec;
+  for (int i = lo * kPieces + static_cast<int>(threadIdx.x); i < hi * kPieces; i += kRuleThreads) {
+    const int t = i / kPieces, c = i % kPieces * kVec;
+    *reinterpret_cast<uint4*>(open.keys + (static_cast<std::int64_t>(m) * kChunk + t) * kChunkKeys + c) =
+        *reinterpret_cast<const uint4*>(a.in.qkv + (row + t) * a.in.qkv_stride + (M + m) * kChunkKeys + c);
+  }
+  for (int t = lo + static_cast<int>(threadIdx.x); t < hi; t += kRuleThreads) {
+    open.k_scale[m * kChunk + t] = a.in.scales.k_TM[(row + t) * M + m];
+    for (int n = m * (N / M); n < (m + 1) * (N / M); ++n) open.log_decay[n * kChunk + t] = a.in.scales.gate_TN[(row + t) * N + n];
+  }
+}
+
+/// One token of each sequence: the sums of rule_chunk_kernel for that token alone, a warp for each eight columns.
+__global__ void __launch_bounds__(kRuleThreads) rule_step_kernel(const ChunkArgs a) {
+  __shared__ __align__(16) Half key_memory[kChunk * ChunkKeys::kPitch], query_memory[kSubChunk * ChunkKeys::kPitch];
+  __shared__ __align__(16) Half u_memory[2][kChunk * ChunkCols::kPitch], weighted_memory[2][kChunk * ChunkCols::kPitch];
+  __shared__ float u_of_tile[kSubChunk][kRuleCols], to_keys[kChunk], to_queries[kChunk];
+  __shared__ ChunkGates gates;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int n = static_cast<int>(blockIdx.y), first_col = static_cast<int>(blockIdx.x) * kRuleCols;
+  const int N = a.in.num_value_heads, M = a.in.num_key_heads, D = a.in.value_dim, m = n / (N / M);
+  const ChunkSequence seq(a, static_cast<int>(blockIdx.z));
+  if (seq.slot == nullptr || seq.end == seq.before) return;
+  const OpenChunk open(seq.slot, M, N, D);
+  const int p = static_cast<int>(seq.before % kChunk), tile = p / kSubChunk, in_tile = p % kSubChunk, num_rows = (tile + 1) * kSubChunk;
+  const bool has_state = seq.before >= kChunk, is_last = p == kChunk - 1;
+  const ChunkKeys keys{key_memory}, queries{query_memory};
+  const ChunkCols u_hi{u_memory[0]}, u_lo{u_memory[1]}, weighted_hi{weighted_memory[0]}, weighted_lo{weighted_memory[1]};
+  float* const state = seq.slot + static_cast<std::int64_t>(n) * kChunkKeys * D;
+  float* const kept_u = open.u + static_cast<std::int64_t>(n) * kChunk * D + first_col;
+  const Half* const token = a.in.qkv + seq.first_row * a.in.qkv_stride;
+
+  constexpr int kPieces = kChunkKeys / kVec;
+  for (int i = static_cast<int>(threadIdx.x); i < num_rows * kPieces; i += kRuleThreads) {
+    const int t = i / kPieces, c = i % kPieces * kVec;
+    const Half* from = t < p ? open.keys + (static_cast<std::int64_t>(m) * kChunk + t) * kChunkKeys : token + (M + m) * kChunkKeys;
+    copy_16(keys.at(t, c), from + c, t <= p);
+  }
+  for (int i = static_cast<int>(threadIdx.x); i < kSubChunk * kPieces; i += kRuleThreads) {
+    const int t = i / kPieces, c = i % kPieces * kVec;
+    copy_16(queries.at(t, c), token + m * kChunkKeys + c, t == in_tile);
+  }
+  copies_commit();
+  std::uint32_t state_hi[kChunkKeys / 16][2], state_lo[kChunkKeys / 16][2];  // right operands
+#pragma unroll
+  for (int k = 0; k < kChunkKeys / 16; ++k)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float* from = state + static_cast<std::int64_t>(k * 16 + i * 8 + lane % 4 * 2) * D + first_col + warp * 8 + lane / 4;
+      const SplitPair pair = has_state ? split(from[0], from[D]) : SplitPair{0, 0};
+      state_hi[k][i] = pair.hi, state_lo[k][i] = pair.lo;
+    }
+  if (warp == 0) {
+    GatesOfLane mine;
+    mine.read(a.in, n, seq.first_row - p, p, p + 1);
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      if (const int t = 2 * lane + i; t < p) {
+        mine.k_scale[i] = open.k_scale[m * kChunk + t];
+        mine.log_decay[i] = open.log_decay[n * kChunk + t];
+      }
+    mine.write(gates);
+  }
+  for (int i = static_cast<int>(threadIdx.x); i < num_rows * kRuleCols; i += kRuleThreads) {
+    const int t = i / kRuleCols, c = i % kRuleCols;
+    if (t == p) continue;
+    const float u = t < p ? kept_u[static_cast<std::int64_t>(t) * D + c] : 0.0f;
+    split_into(u_hi.at(t, c), u_lo.at(t, c), u);
+    if (t / kSubChunk == tile) u_of_tile[t % kSubChunk][c] = u;
+  }
+  copies_wait<0>();
+  __syncthreads();
+
+  const bool has_row = lane / 4 == in_tile % 8;  // of a product's tile
+  const int row_at = in_tile / 8 * 2;
+  if (warp <= tile) {
+    float c[2][2][4];
+    coefficients(c[0], keys, tile * kSubChunk, keys, gates, gates.k_scale, tile, warp, false);
+    coefficients(c[1], queries, 0, keys, gates, gates.q_scale, tile, warp, true);
+    if (has_row) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int s = warp * kSubChunk + half * 8 + lane % 4 * 2 + i;
+          to_keys[s] = row_at == 0 ? c[0][half][i] : c[0][half][i + 2];
+          to_queries[s] = row_at == 0 ? c[1][half][i] : c[1][half][i + 2];
+        }
+    }
+  }
+  float of_key[4] = {}, of_query[4] = {};
+  if (has_state) {
+#pragma unroll
+    for (int k = 0; k < kChunkKeys / 16; ++k) {
+      std::uint32_t left_k[4], left_q[4];
+      keys.left(left_k, tile * kSubChunk, k * 16);
+      queries.left(left_q, 0, k * 16);
+      multiply_add(of_key, left_k, state_hi[k][0], state_hi[k][1]);
+      multiply_add(of_key, left_k, state_lo[k][0], state_lo[k][1]);
+      multiply_add(of_query, left_q, state_hi[k][0], state_hi[k][1]);
+      multiply_add(of_query, left_q, state_lo[k][0], state_lo[k][1]);
+    }
+  }
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    of_key[e] = __fmul_rn(of_key[e], __fmul_rn(gates.k_scale[p], gates.decay[p]));
+    of_query[e] = __fmul_rn(of_query[e], __fmul_rn(gates.q_scale[p], gates.decay[p]));
+  }
+  __syncthreads();
+
+  // A tile with the token's coefficients in its row.
+  const auto left_of = [&](const float* from, int other) {
+    float c[2][4] = {};
+    if (has_row) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float value = from[other * kSubChunk + half * 8 + lane % 4 * 2 + i];
+          c[half][i] = row_at == 0 ? value : 0.0f;
+          c[half][i + 2] = row_at == 0 ? 0.0f : value;
+        }
+    }
+    SplitLeft left;
+    left.pack(c[0], c[1]);
+    return left;
+  };
+  const auto add = [&](float (&sum)[4], const float* from, int other) {
+    std::uint32_t b_hi[4], b_lo[4];
+    u_hi.right_columns(b_hi, other * kSubChunk, warp / 2 * 16);
+    u_lo.right_columns(b_lo, other * kSubChunk, warp / 2 * 16);
+    const SplitLeft left = left_of(from, other);
+    const std::uint32_t hi[2] = {warp % 2 == 0 ? b_hi[0] : b_hi[2], warp % 2 == 0 ? b_hi[1] : b_hi[3]};
+    const std::uint32_t lo[2] = {warp % 2 == 0 ? b_lo[0] : b_lo[2], warp % 2 == 0 ? b_lo[1] : b_lo[3]};
+    multiply_add(sum, left, hi, lo);
+  };
+  for (int i = 0; i < tile; ++i) add(of_key, to_keys, i);
+  float u[2] = {};
+  const int c = warp * 8 + lane % 4 * 2;  // of u[0], within the block
+  if (has_row) {
+    float sum[2] = {row_at == 0 ? of_key[0] : of_key[2], row_at == 0 ? of_key[1] : of_key[3]};
+    for (int i = 0; i < in_tile; ++i) {
+      const float coefficient_of = to_keys[tile * kSubChunk + i];
+      sum[0] = fmaf(coefficient_of, u_of_tile[i][c], sum[0]);
+      sum[1] = fmaf(coefficient_of, u_of_tile[i][c + 1], sum[1]);
+    }
+    const __nv_bfloat162 v = *reinterpret_cast<const __nv_bfloat162*>(token + a.in.v_column(n) + first_col + c);
+    u[0] = solved(gates.beta[p], __low2float(v), sum[0]);
+    u[1] = solved(gates.beta[p], __high2float(v), sum[1]);
+    const SplitPair pair = split(u[0], u[1]);
+    *reinterpret_cast<std::uint32_t*>(u_hi.at(p, c)) = pair.hi;
+    *reinterpret_cast<std::uint32_t*>(u_lo.at(p, c)) = pair.lo;
+    if (!is_last) *reinterpret_cast<float2*>(kept_u + static_cast<std::int64_t>(p) * D + c) = make_float2(u[0], u[1]);
+  }
+  __syncthreads();
+  for (int i = 0; i <= tile; ++i) add(of_query, to_queries, i);
+  if (has_row)
+    *reinterpret_cast<__nv_bfloat162*>(a.out + seq.first_row * a.out_stride + n * D + first_col + c) =
+        row_at == 0 ? __floats2bfloat162_rn(of_query[0], of_query[1]) : __floats2bfloat162_rn(of_query[2], of_query[3]);
+  if (!is_last) {
+    if (blockIdx.x != 0) return;
+    if (threadIdx.x == 0) open.log_decay[n * kChunk + p] = a.in.scales.gate_TN[seq.first_row * N + n];
+    if (n % (N / M) != 0) return;
+    if (threadIdx.x == 0) open.k_scale[m * kChunk + p] = gates.k_scale[p];
+    for (int i = static_cast<int>(threadIdx.x); i < kPieces; i += kRuleThreads)
+      *reinterpret_cast<uint4*>(open.keys + (static_cast<std::int64_t>(m) * kChunk + p) * kChunkKeys + i * kVec) =
+          *reinterpret_cast<const uint4*>(keys.at(p, i * kVec));
+    return;
+  }
+
+  // The chunk is complete: the state behind it.
+  for (int i = static_cast<int>(threadIdx.x); i < (kChunk - 1) * kRuleCols; i += kRuleThreads) {
+    const int t = i / kRuleCols, column = i % kRuleCols;
+    split_into(weighted_hi.at(t, column), weighted_lo.at(t, column), weighted(gates, t, kept_u[static_cast<std::int64_t>(t) * D + column]));
+  }
+  if (has_row) {
+    split_into(weighted_hi.at(p, c), weighted_lo.at(p, c), weighted(gates, p, u[0]));
+    split_into(weighted_hi.at(p, c + 1), weighted_lo.at(p, c + 1), weighted(gates, p, u[1]));
+  }
+  __syncthreads();
+  const float decay = gates.decay[kChunk - 1];
+#pragma unroll 1
+  for (int rows = 0; rows < kChunkKeys; rows += 16) {
+    float sum[4];
+    float* const at = state + static_cast<std::int64_t>(rows + lane / 4) * D + first_col + c;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float2 before = has_state ? *reinterpret_cast<const float2*>(at + static_cast<std::int64_t>(half) * 8 * D) : make_float2(0, 0);
+      sum[half * 2] = __fmul_rn(decay, before.x), sum[half * 2 + 1] = __fmul_rn(decay, before.y);
+    }
+#pragma unroll
+    for (int k = 0; k < kChunk; k += 16) {
+      std::uint32_t left[4], b[2][4];
+      left_transposed(left, keys, k, rows);
+      weighted_hi.right_columns(b[0], k, warp / 2 * 16);
+      weighted_lo.right_columns(b[1], k, warp / 2 * 16);
+#pragma unroll
+      for (int part = 0; part < 2; ++part)
+        multiply_add(sum, left, warp % 2 == 0 ? b[part][0] : b[part][2], warp % 2 == 0 ? b[part][1] : b[part][3]);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      *reinterpret_cast<float2*>(at + static_cast<std::int64_t>(half) * 8 * D) = make_float2(sum[half * 2], sum[half * 2 + 1]);
+  }
+}
+
+void check_chunks(const DeltaRule& in, std::int64_t num_sequences) {
+  if (!is_wide(in.qkv_TC)) fail(ErrorCode::kNotImplemented, "[delta_rule] rows of queries, keys and values must begin at multiples of 16 bytes");
+  if (num_sequences > 65535) fail(ErrorCode::kNotImplemented, "[delta_rule] {} sequences; the kernel takes up to 65535", num_sequences);
+}
+
+/// Whether all sequences have one token.
+bool is_a_step(const StateRows& rows) {
+  if (rows.is_by_index()) return true;
+  for (std::size_t s = 0; s < rows.slot_S.size(); ++s)
+    if (rows.start_S[s + 1] - rows.start_S[s] != 1) return false;
+  return true;
+}
+
+template <typename Kernel>
+void launch_chunks(OpContext& ctx, Kernel kernel, const ChunkArgs& a, std::int64_t num_sequences, std::size_t shared_bytes) {
+  const dim3 grid(static_cast<unsigned>(a.in.value_dim / kRuleCols), static_cast<unsigned>(a.in.num_value_heads),
+                  static_cast<unsigned>(num_sequences));
+  if (shared_bytes > 0)
+    PRL_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)));
+  kernel<<<grid, kRuleThreads, shared_bytes, stream_of(ctx)>>>(a);
+  PRL_CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace
+
+void delta_rule_in_chunks(OpContext& ctx, TensorView out_TV, TensorView state_SF, const RuleScales& scales, const DeltaRule& in,
+                          const StateRows& rows) {
+  const std::int64_t num_sequences =
+      rows.is_by_index() ? rows.slot_B.shape[0] : static_cast<std::int64_t>(rows.start_S.size()) - 1;
+  check_chunks(in, num_sequences);
+  const bool has_slots = rows.is_by_index() || !rows.slot_S.empty();
+  const ChunkArgs a{.in = rule_inputs<Half>(ctx, scales, in, rows),
+                    .out = out_TV.as<Half>(),
+                    .out_stride = out_TV.row_stride,
+                    .slots = has_slots ? state_SF.as<float>() : nullptr,
+                    .slot_size = has_slots ? state_SF.row_stride : 0,
+                    .slot = rows.is_by_index() ? rows.slot_B.as<std::int32_t>() : staged(ctx, rows.slot_S),
+                    .begin = staged(ctx, rows.begin_S),
+                    .context_len = rows.context_len_B.as<std::int32_t>(),
+                    .saved = {}};
+  if (has_slots && is_a_step(rows)) return launch_chunks(ctx, rule_step_kernel, a, num_sequences, 0);
+  launch_chunks(ctx, rule_chunk_kernel<false>, a, num_sequences, sizeof(ChunkShared));
+  if (!has_slots) return;
+  const dim3 grid(static_cast<unsigned>(in.num_key_heads), static_cast<unsigned>(num_sequences));
+  rule_keep_kernel<<<grid, kRuleThreads, 0, stream_of(ctx)>>>(a);
+  PRL_CUDA_CHECK(cudaGetLastError());
+}
+
+void write_chunk_states(OpContext& ctx, const ChunkStates& to, const RuleScales& scales, const DeltaRule& in, const StateRows& rows) {
+  const std::int64_t num_sequences = static_cast<std::int64_t>(rows.start_S.size()) - 1;
+  check_chunks(in, num_sequences);
+  const ChunkArgs a{.in = rule_inputs<Half>(ctx, scales, in, rows), .out = nullptr, .out_stride = 0, .slots = nullptr, .slot_size = 0,
+                    .slot = nullptr, .begin = nullptr, .context_len = nullptr, .saved = to};
+  launch_chunks(ctx, rule_chunk_kernel<true>, a, num_sequences, sizeof(ChunkShared));
+}
+
+}  // namespace prl::ops::cuda
