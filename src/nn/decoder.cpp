@@ -142,7 +142,8 @@ KvCache::KvCache(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& conf
     v_.push_back(is_linear ? Tensor() : Tensor::empty(runtime, shape, compute));
     const LinearAttention& c = config.linear;
     inputs_.push_back(is_linear ? Tensor::empty(runtime, {num_states, c.num_taps - 1, c.num_channels()}, compute) : Tensor());
-    states_.push_back(is_linear ? Tensor::empty(runtime, {num_states, floats_of_state(c, compute, runtime->device().kind)}, DType::kF32) : Tensor());
+    states_.push_back(is_linear ? Tensor::empty(runtime, {num_states, floats_of_state(c, compute, runtime->device().kind)}, DType::kF32)
+                                : Tensor());
   }
 }
 

@@ -114,7 +114,8 @@ std::int64_t delta_rule_state_size(DeviceKind device, DType dtype, std::int64_t 
                                    std::int64_t key_dim, std::int64_t value_dim) noexcept {
   const std::int64_t state = num_value_heads * key_dim * value_dim;
   if (!delta_rule_goes_in_chunks(device, dtype, key_dim, value_dim)) return state;
-  const std::int64_t of_token = num_key_heads * (key_dim / 2 + 1) + num_value_heads * (value_dim + 1);  // a bfloat16 key, its scale; U, decay
+  const std::int64_t of_token =
+      num_key_heads * (key_dim / 2 + 1) + num_value_heads * (value_dim + 1);  // a bfloat16 key, its scale; U, decay
   return state + kRuleChunk * of_token;
 }
 
@@ -124,9 +125,10 @@ void delta_rule(OpContext& ctx, TensorView out_TV, TensorView state_SF, const De
   c.check("out", out_TV, "T V").same_dtype("out", out_TV.dtype, "qkv", in.qkv_TC.dtype);
   check_sequences(c, ctx, rows, in.qkv_TC.shape[0]);
   if (!rows.slot_S.empty() || rows.is_by_index())
-    c.extent("F",
-             delta_rule_state_size(ctx.runtime->device().kind, in.qkv_TC.dtype, in.num_key_heads, in.num_value_heads, in.key_dim, in.value_dim),
-             "delta_rule_state_size")
+    c.extent(
+         "F",
+         delta_rule_state_size(ctx.runtime->device().kind, in.qkv_TC.dtype, in.num_key_heads, in.num_value_heads, in.key_dim, in.value_dim),
+         "delta_rule_state_size")
         .check("state", state_SF, "slots F", DType::kF32);
   check_slots(c, rows, state_SF);
   if (out_TV.shape.num_elements() == 0) return;

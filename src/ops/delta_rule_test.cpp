@@ -178,8 +178,8 @@ struct RuleCase {
 };
 const std::vector<RuleCase>& rule_cases() {
   static const std::vector<RuleCase> all = {
-      {1, 1, 16, 16, {1}},       {2, 4, 16, 48, {37, 0, 3}}, {1, 3, 48, 80, {70}},
-      {2, 2, 128, 128, {5, 40}}, {1, 2, 32, 256, {20}},      {1, 1, 256, 32, {20}},  {1, 2, 128, 96, {64, 200, 17}},
+      {1, 1, 16, 16, {1}},   {2, 4, 16, 48, {37, 0, 3}}, {1, 3, 48, 80, {70}},           {2, 2, 128, 128, {5, 40}},
+      {1, 2, 32, 256, {20}}, {1, 1, 256, 32, {20}},      {1, 2, 128, 96, {64, 200, 17}},
   };
   return all;
 }
@@ -284,7 +284,8 @@ TEST_P(DeltaRuleTest, RuleInPartsHasTheSameBits) {
         if (!first_state.defined()) first_state = state;
         for (std::int64_t slot = 0; slot < kNumSlots; ++slot)
           for (std::int64_t i = 0; i < c.N * c.K * c.D; ++i)
-            ASSERT_EQ(get(state, slot * size + i), get(first_state, slot * size + i)) << threads << ", " << c.K << ", " << slot << ", " << i;
+            ASSERT_EQ(get(state, slot * size + i), get(first_state, slot * size + i))
+                << threads << ", " << c.K << ", " << slot << ", " << i;
         EXPECT_EQ(get(state, 1 * size), 1e30f) << "a slot that is nobody's";
       }
     }
@@ -300,8 +301,9 @@ TEST_P(DeltaRuleTest, LongRulesInPartsHaveTheSameBits) {
   const Rule rule(s, c, T + other, dtype());
   Tensor whole = s.poisoned({T + other, c.N * c.D}, dtype()), out = s.poisoned(whole.shape(), dtype());
   delta_rule(s.ctx, whole, {}, rule.in(), {.start_S = Ints{0, static_cast<std::int32_t>(T), static_cast<std::int32_t>(T + other)}});
-  EXPECT_LT(worst_error(values(whole), rule_of(rule.numbers(), c, {0, static_cast<std::int32_t>(T), static_cast<std::int32_t>(T + other)}), 1.0),
-            tolerance(dtype(), 4e-6));
+  EXPECT_LT(
+      worst_error(values(whole), rule_of(rule.numbers(), c, {0, static_cast<std::int32_t>(T), static_cast<std::int32_t>(T + other)}), 1.0),
+      tolerance(dtype(), 4e-6));
   Tensor state = s.filled({2, delta_rule_state_size(s.runtime->device().kind, dtype(), c.M, c.N, c.K, c.D)}, DType::kF32, NAN);
   std::int32_t done[2] = {};
   const auto end = [&](std::int32_t i) { return static_cast<std::int32_t>(i == 0 ? T : other); };

@@ -116,7 +116,8 @@ void bench_delta_rule(benchmark::State& state, DType dtype, std::int64_t length,
   Tensor qkv = random({T, kC}, dtype), b = random({T, kN}, dtype), a = random({T, kN}, dtype), rate = random({kN}, DType::kF32),
          bias = random({kN}, DType::kF32), out = random({T, kN * kD}, dtype);
   Tensor dqkv = random({T, kC}, dtype), db = random({T, kN}, dtype), da = random({T, kN}, dtype);
-  Tensor states = random({has_slots ? sequences : 1, delta_rule_state_size(context().runtime->device().kind, dtype, kM, kN, kD, kD)}, DType::kF32);
+  Tensor states =
+      random({has_slots ? sequences : 1, delta_rule_state_size(context().runtime->device().kind, dtype, kM, kN, kD, kD)}, DType::kF32);
   std::vector<std::int32_t> start = {0}, slots, begins;
   for (std::int64_t s = 0; s < sequences; ++s) {
     start.push_back(static_cast<std::int32_t>((s + 1) * length));

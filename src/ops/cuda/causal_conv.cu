@@ -1,6 +1,8 @@
 #include <algorithm>
 
 #include "ops/cuda/bodies.hpp"
+#include "ops/cuda/chain.cuh"
+#include "ops/cuda/delta_rule.hpp"
 #include "ops/cuda/gated.cuh"
 #include "ops/cuda/sums.hpp"
 
@@ -115,6 +117,27 @@ __global__ void __launch_bounds__(kConvBlock) keep_inputs_kernel(const ConvArgs<
     a.state[(static_cast<std::int64_t>(a.slot[s]) * (kTaps - 1) + i) * a.num_channels + c] = from_float<T>(kept[i]);
 }
 
+/// Sequences of one token each, with slots: a thread has a channel of a sequence, and moves its last inputs on.
+template <typename T, int kTaps>
+__global__ void __launch_bounds__(kConvBlock) conv_step_kernel(const ConvArgs<T> a) {
+  let_next_begin();
+  const int c = static_cast<int>(blockIdx.x) * kConvBlock + static_cast<int>(threadIdx.x), s = static_cast<int>(blockIdx.y);
+  const bool is_there = c < a.num_channels;
+  float weight[kTaps], x[kTaps];
+#pragma unroll
+  for (int w = 0; w < kTaps; ++w) weight[w] = is_there ? a.weight[static_cast<std::int64_t>(c) * kTaps + w] : 0.0f;
+  wait_for_previous();
+  if (!is_there) return;
+#pragma unroll
+  for (int w = 0; w < kTaps; ++w) x[w] = conv_input<T, kTaps>(a, s, w - (kTaps - 1), c);
+  const float sum = conv_sum(weight, x);
+  a.y[first_row(a, s) * a.y_stride + c] = from_float<T>(sum * sigmoid(sum));
+  if (a.slot[s] < 0) return;
+#pragma unroll
+  for (int i = 0; i < kTaps - 1; ++i)
+    a.state[(static_cast<std::int64_t>(a.slot[s]) * (kTaps - 1) + i) * a.num_channels + c] = from_float<T>(x[i + 1]);
+}
+
 /// A thread has a channel and a group of tokens: their inputs' gradients, for which it looks at the tokens behind them too, and their part
 /// of that of the weights.
 template <typename T, int kTaps>
@@ -198,6 +221,9 @@ void causal_conv(OpContext& ctx, TensorView y_TC, ConstTensorView x_TC, ConstTen
     a.state = state_SWC.as<T>();
     with_taps(weight_CW.shape[1], [&](auto taps) {
       constexpr int kTaps = decltype(taps)::value;
+      if (is_a_step(rows))
+        return launch_chained(stream_of(ctx), conv_step_kernel<T, kTaps>, conv_grid(a.num_channels, a.num_sequences), dim3(kConvBlock), 0,
+                              a);
       conv_kernel<T, kTaps><<<conv_grid(a.num_channels, ceil_div(a.num_tokens, kConvTokens)), kConvBlock, 0, stream_of(ctx)>>>(a);
       if (a.slot != nullptr) keep_inputs_kernel<T, kTaps><<<conv_grid(a.num_channels, a.num_sequences), kConvBlock, 0, stream_of(ctx)>>>(a);
     });

@@ -6,20 +6,15 @@ namespace prl::ops::cuda {
 namespace {
 
 constexpr int kScaleWarps = 4;
-constexpr float kUnitEps = 1e-6f;
-
-/// ln(1 + e^x).
-__device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
 template <typename T>
 struct ScaleArgs {
   RuleScales out;
-  const T *qkv, *b, *a;
-  const float *rate, *bias;
-  std::int64_t qkv_stride, b_stride, a_stride, num_pairs;
+  const T* qkv;
+  RuleGates<T> gates;
+  std::int64_t qkv_stride, num_pairs;
   int num_key_heads, group, key_dim;
   bool in_chunks;
-  float query_scale;
 };
 
 /// One warp per token and key head: the lengths of its query and key, and the gates of its value heads.
@@ -30,24 +25,15 @@ __global__ void __launch_bounds__(kScaleWarps* kWarp) rule_scales_kernel(const S
   if (pair >= g.num_pairs) return;
   const std::int64_t t = pair / g.num_key_heads;
   const int m = static_cast<int>(pair % g.num_key_heads);
-  float squares[2] = {};
-  for (int side = 0; side < 2; ++side) {
-    const T* row = g.qkv + t * g.qkv_stride + (side * g.num_key_heads + m) * g.key_dim;
-    for (int i = lane; i < g.key_dim; i += kWarp) squares[side] = fmaf(to_float(row[i]), to_float(row[i]), squares[side]);
-    squares[side] = warp_sum(squares[side]);
-  }
-  if (lane == 0) {
-    g.out.q_TM[pair] = g.query_scale / sqrtf(squares[0] + kUnitEps);
-    g.out.k_TM[pair] = 1.0f / sqrtf(squares[1] + kUnitEps);
-  }
+  const T* const query = g.qkv + t * g.qkv_stride + m * g.key_dim;
+  const float of_query = inverse_length(query, g.key_dim, lane, g.gates.query_scale),
+              of_key = inverse_length(query + g.num_key_heads * g.key_dim, g.key_dim, lane, 1.0f);
+  if (lane == 0) g.out.q_TM[pair] = of_query, g.out.k_TM[pair] = of_key;
   for (int i = lane; i < g.group; i += kWarp) {
     const int n = m * g.group + i;
     const std::int64_t at = t * g.num_key_heads * g.group + n;
-    const float x = to_float(g.a[t * g.a_stride + n]) + g.bias[n];
-    const float log_decay = -expf(g.rate[n]) * softplus(x);
-    // exp(-100) is 0 to whatever it is multiplied with; sums of such logarithms keep their digits.
-    g.out.gate_TN[at] = g.in_chunks ? fmaxf(log_decay, -100.0f) : expf(log_decay);
-    g.out.beta_TN[at] = 1.0f / (1.0f + expf(-to_float(g.b[t * g.b_stride + n])));
+    g.out.gate_TN[at] = g.in_chunks ? g.gates.chunk_decay(t, n) : expf(g.gates.log_decay(t, n));
+    g.out.beta_TN[at] = g.gates.beta(t, n);
   }
 }
 
@@ -130,6 +116,13 @@ std::int64_t num_rule_sequences(const StateRows& rows) {
 
 }  // namespace
 
+bool is_a_step(const StateRows& rows) {
+  if (rows.is_by_index()) return true;
+  for (std::size_t s = 0; s < rows.slot_S.size(); ++s)
+    if (rows.start_S[s + 1] - rows.start_S[s] != 1) return false;
+  return !rows.slot_S.empty();
+}
+
 RuleScales take_rule_scales(Carver& carve, const DeltaRule& in) {
   const std::int64_t T = in.qkv_TC.shape[0];
   RuleScales out;
@@ -145,19 +138,13 @@ void write_rule_scales(OpContext& ctx, const RuleScales& scales, const DeltaRule
     using T = decltype(t);
     const ScaleArgs<T> a{.out = scales,
                          .qkv = in.qkv_TC.as<T>(),
-                         .b = in.b_TN.as<T>(),
-                         .a = in.a_TN.as<T>(),
-                         .rate = in.decay_rate_N.as<float>(),
-                         .bias = in.decay_bias_N.as<float>(),
+                         .gates = rule_gates<T>(in),
                          .qkv_stride = in.qkv_TC.row_stride,
-                         .b_stride = in.b_TN.row_stride,
-                         .a_stride = in.a_TN.row_stride,
                          .num_pairs = in.qkv_TC.shape[0] * in.num_key_heads,
                          .num_key_heads = static_cast<int>(in.num_key_heads),
                          .group = static_cast<int>(in.num_value_heads / in.num_key_heads),
                          .key_dim = static_cast<int>(in.key_dim),
-                         .in_chunks = is_in_chunks(in),
-                         .query_scale = 1.0f / std::sqrt(static_cast<float>(in.key_dim))};
+                         .in_chunks = is_in_chunks(in)};
     rule_scales_kernel<T><<<static_cast<unsigned>(ceil_div(a.num_pairs, kScaleWarps)), kScaleWarps * kWarp, 0, stream_of(ctx)>>>(a);
   });
   PRL_CUDA_CHECK(cudaGetLastError());
@@ -171,6 +158,7 @@ void write_rule_checkpoints(OpContext& ctx, float* checkpoints, const RuleScales
 }
 
 void delta_rule(OpContext& ctx, TensorView out_TV, TensorView state_SF, const DeltaRule& in, const StateRows& rows) {
+  if (is_in_chunks(in) && is_a_step(rows)) return delta_rule_step(ctx, out_TV, state_SF, in, rows);
   Carver count(nullptr);
   take_rule_scales(count, in);
   Carver carve(ctx.workspace->require(count.used()));

@@ -16,6 +16,41 @@ constexpr int kRuleThreads = kRuleLanes * kRuleCols;
 constexpr int kRuleWarps = kRuleThreads / kWarp;
 constexpr int kColsOfWarp = kWarp / kRuleLanes;
 
+/// ln(1 + e^x).
+__device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
+
+/// Where the gates of value heads come from.
+template <typename T>
+struct RuleGates {
+  const T *b, *a;
+  const float *rate, *bias;
+  std::int64_t b_stride, a_stride;
+  float query_scale;  ///< 1 / sqrt(K)
+  __device__ float log_decay(std::int64_t t, int n) const { return -expf(rate[n]) * softplus(to_float(a[t * a_stride + n]) + bias[n]); }
+  /// exp(-100) is 0 to whatever it is multiplied with; sums of such logarithms keep their digits.
+  __device__ float chunk_decay(std::int64_t t, int n) const { return fmaxf(log_decay(t, n), -100.0f); }
+  __device__ float beta(std::int64_t t, int n) const { return 1.0f / (1.0f + expf(-to_float(b[t * b_stride + n]))); }
+};
+template <typename T>
+RuleGates<T> rule_gates(const DeltaRule& in) {
+  return {.b = in.b_TN.as<T>(),
+          .a = in.a_TN.as<T>(),
+          .rate = in.decay_rate_N.as<float>(),
+          .bias = in.decay_bias_N.as<float>(),
+          .b_stride = in.b_TN.row_stride,
+          .a_stride = in.a_TN.row_stride,
+          .query_scale = 1.0f / std::sqrt(static_cast<float>(in.key_dim))};
+}
+
+/// `scale` over the length of a vector. By all lanes of a warp.
+template <typename T>
+__device__ __forceinline__ float inverse_length(const T* v, int key_dim, int lane, float scale) {
+  constexpr float kUnitEps = 1e-6f;
+  float squares = 0.0f;
+  for (int i = lane; i < key_dim; i += kWarp) squares = fmaf(to_float(v[i]), to_float(v[i]), squares);
+  return scale / sqrtf(warp_sum(squares) + kUnitEps);
+}
+
 template <typename T>
 struct RuleInputs {
   const T* qkv;

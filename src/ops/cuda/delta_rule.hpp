@@ -12,11 +12,14 @@ inline bool is_in_chunks(const DeltaRule& in) {
   return delta_rule_goes_in_chunks(DeviceKind::kCuda, in.qkv_TC.dtype, in.key_dim, in.value_dim);
 }
 
+/// Whether there are slots and all sequences have one token, as in a step of decoding.
+bool is_a_step(const StateRows& rows);
+
 /// What the rule needs of each token beside its vectors, all fp32.
 struct RuleScales {
   float *q_TM = nullptr, *k_TM = nullptr;  ///< what queries and keys are multiplied with
-  float *gate_TN = nullptr;                ///< of value heads: the logarithm of the decay where is_in_chunks(), else the decay
-  float *beta_TN = nullptr;                ///< of value heads
+  float* gate_TN = nullptr;                ///< of value heads: the logarithm of the decay where is_in_chunks(), else the decay
+  float* beta_TN = nullptr;                ///< of value heads
 };
 RuleScales take_rule_scales(Carver& carve, const DeltaRule& in);
 /// Computes them.
@@ -37,6 +40,9 @@ struct ChunkStates {
 };
 /// Sequences that begin anew only.
 void write_chunk_states(OpContext& ctx, const ChunkStates& to, const RuleScales& scales, const DeltaRule& in, const StateRows& rows);
+/// A call for which is_a_step() is true.
+void delta_rule_step(OpContext& ctx, TensorView out_TV, TensorView state_SF, const DeltaRule& in, const StateRows& rows);
+/// Any other.
 void delta_rule_in_chunks(OpContext& ctx, TensorView out_TV, TensorView state_SF, const RuleScales& scales, const DeltaRule& in,
                           const StateRows& rows);
 

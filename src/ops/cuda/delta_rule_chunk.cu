@@ -1,4 +1,5 @@
 #include "ops/cuda/bodies.hpp"
+#include "ops/cuda/chain.cuh"
 #include "ops/cuda/delta_rule_chunk.cuh"
 
 // Chunks of the gated delta rule: outputs, and the states that its gradient needs. delta_rule_chunk.cuh says what is computed.
@@ -32,6 +33,7 @@ struct ChunkArgs {
   const std::int32_t *slot, *begin;
   const std::int32_t* context_len;  ///< in place of `begin`: with the token here
   ChunkStates saved;
+  RuleGates<Half> gates;  ///< of a step, which has no RuleScales
 };
 
 /// Which tokens of a sequence a call has, and where the sequence's slot is.
@@ -400,8 +402,10 @@ __global__ void __launch_bounds__(kRuleThreads) rule_step_kernel(const ChunkArgs
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
   const int n = static_cast<int>(blockIdx.y), first_col = static_cast<int>(blockIdx.x) * kRuleCols;
   const int N = a.in.num_value_heads, M = a.in.num_key_heads, D = a.in.value_dim, m = n / (N / M);
+  let_next_begin();
+  wait_for_previous();
   const ChunkSequence seq(a, static_cast<int>(blockIdx.z));
-  if (seq.slot == nullptr || seq.end == seq.before) return;
+  if (seq.slot == nullptr) return;
   const OpenChunk open(seq.slot, M, N, D);
   const int p = static_cast<int>(seq.before % kChunk), tile = p / kSubChunk, in_tile = p % kSubChunk, num_rows = (tile + 1) * kSubChunk;
   const bool has_state = seq.before >= kChunk, is_last = p == kChunk - 1;
@@ -432,14 +436,21 @@ __global__ void __launch_bounds__(kRuleThreads) rule_step_kernel(const ChunkArgs
       state_hi[k][i] = pair.hi, state_lo[k][i] = pair.lo;
     }
   if (warp == 0) {
-    GatesOfLane mine;
-    mine.read(a.in, n, seq.first_row - p, p, p + 1);
+    const float of_query = inverse_length(token + m * kChunkKeys, kChunkKeys, lane, a.gates.query_scale),
+                of_key = inverse_length(token + (M + m) * kChunkKeys, kChunkKeys, lane, 1.0f);
+    GatesOfLane mine{};
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
-      if (const int t = 2 * lane + i; t < p) {
+    for (int i = 0; i < 2; ++i) {
+      const int t = 2 * lane + i;
+      if (t < p) {
         mine.k_scale[i] = open.k_scale[m * kChunk + t];
         mine.log_decay[i] = open.log_decay[n * kChunk + t];
+      } else if (t == p) {
+        mine.q_scale[i] = of_query, mine.k_scale[i] = of_key;
+        mine.beta[i] = a.gates.beta(seq.first_row, n), mine.log_decay[i] = a.gates.chunk_decay(seq.first_row, n);
+        if (blockIdx.x == 0 && !is_last) open.log_decay[n * kChunk + p] = mine.log_decay[i];
       }
+    }
     mine.write(gates);
   }
   for (int i = static_cast<int>(threadIdx.x); i < num_rows * kRuleCols; i += kRuleThreads) {
@@ -506,7 +517,7 @@ __global__ void __launch_bounds__(kRuleThreads) rule_step_kernel(const ChunkArgs
     left.pack(c[0], c[1]);
     return left;
   };
-  const auto add = [&](float (&sum)[4], const float* from, int other) {
+  const auto add = [&](float(&sum)[4], const float* from, int other) {
     std::uint32_t b_hi[4], b_lo[4];
     u_hi.right_columns(b_hi, other * kSubChunk, warp / 2 * 16);
     u_lo.right_columns(b_lo, other * kSubChunk, warp / 2 * 16);
@@ -540,7 +551,6 @@ __global__ void __launch_bounds__(kRuleThreads) rule_step_kernel(const ChunkArgs
         row_at == 0 ? __floats2bfloat162_rn(of_query[0], of_query[1]) : __floats2bfloat162_rn(of_query[2], of_query[3]);
   if (!is_last) {
     if (blockIdx.x != 0) return;
-    if (threadIdx.x == 0) open.log_decay[n * kChunk + p] = a.in.scales.gate_TN[seq.first_row * N + n];
     if (n % (N / M) != 0) return;
     if (threadIdx.x == 0) open.k_scale[m * kChunk + p] = gates.k_scale[p];
     for (int i = static_cast<int>(threadIdx.x); i < kPieces; i += kRuleThreads)
@@ -586,48 +596,55 @@ __global__ void __launch_bounds__(kRuleThreads) rule_step_kernel(const ChunkArgs
 }
 
 void check_chunks(const DeltaRule& in, std::int64_t num_sequences) {
-  if (!is_wide(in.qkv_TC)) fail(ErrorCode::kNotImplemented, "[delta_rule] rows of queries, keys and values must begin at multiples of 16 bytes");
+  if (!is_wide(in.qkv_TC))
+    fail(ErrorCode::kNotImplemented, "[delta_rule] rows of queries, keys and values must begin at multiples of 16 bytes");
   if (num_sequences > 65535) fail(ErrorCode::kNotImplemented, "[delta_rule] {} sequences; the kernel takes up to 65535", num_sequences);
 }
 
-/// Whether all sequences have one token.
-bool is_a_step(const StateRows& rows) {
-  if (rows.is_by_index()) return true;
-  for (std::size_t s = 0; s < rows.slot_S.size(); ++s)
-    if (rows.start_S[s + 1] - rows.start_S[s] != 1) return false;
-  return true;
+dim3 chunk_grid(const DeltaRule& in, std::int64_t num_sequences) {
+  return {static_cast<unsigned>(in.value_dim / kRuleCols), static_cast<unsigned>(in.num_value_heads), static_cast<unsigned>(num_sequences)};
 }
 
 template <typename Kernel>
-void launch_chunks(OpContext& ctx, Kernel kernel, const ChunkArgs& a, std::int64_t num_sequences, std::size_t shared_bytes) {
-  const dim3 grid(static_cast<unsigned>(a.in.value_dim / kRuleCols), static_cast<unsigned>(a.in.num_value_heads),
-                  static_cast<unsigned>(num_sequences));
-  if (shared_bytes > 0)
-    PRL_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)));
-  kernel<<<grid, kRuleThreads, shared_bytes, stream_of(ctx)>>>(a);
+void launch_chunks(OpContext& ctx, Kernel kernel, const ChunkArgs& a, const DeltaRule& in, std::int64_t num_sequences) {
+  constexpr std::size_t kBytes = sizeof(ChunkShared);
+  PRL_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes)));
+  kernel<<<chunk_grid(in, num_sequences), kRuleThreads, kBytes, stream_of(ctx)>>>(a);
   PRL_CUDA_CHECK(cudaGetLastError());
+}
+
+/// Of sequences with slots.
+ChunkArgs chunk_args(const OpContext& ctx, const TensorView& out_TV, const TensorView& state_SF, const RuleScales& scales,
+                     const DeltaRule& in, const StateRows& rows) {
+  const bool has_slots = rows.is_by_index() || !rows.slot_S.empty();
+  return {.in = rule_inputs<Half>(ctx, scales, in, rows),
+          .out = out_TV.as<Half>(),
+          .out_stride = out_TV.row_stride,
+          .slots = has_slots ? state_SF.as<float>() : nullptr,
+          .slot_size = has_slots ? state_SF.row_stride : 0,
+          .slot = rows.is_by_index() ? rows.slot_B.as<std::int32_t>() : staged(ctx, rows.slot_S),
+          .begin = staged(ctx, rows.begin_S),
+          .context_len = rows.context_len_B.as<std::int32_t>(),
+          .saved = {},
+          .gates = rule_gates<Half>(in)};
 }
 
 }  // namespace
 
+void delta_rule_step(OpContext& ctx, TensorView out_TV, TensorView state_SF, const DeltaRule& in, const StateRows& rows) {
+  const std::int64_t num_sequences = in.qkv_TC.shape[0];
+  check_chunks(in, num_sequences);
+  launch_chained(stream_of(ctx), rule_step_kernel, chunk_grid(in, num_sequences), dim3(kRuleThreads), 0,
+                 chunk_args(ctx, out_TV, state_SF, {}, in, rows));
+}
+
 void delta_rule_in_chunks(OpContext& ctx, TensorView out_TV, TensorView state_SF, const RuleScales& scales, const DeltaRule& in,
                           const StateRows& rows) {
-  const std::int64_t num_sequences =
-      rows.is_by_index() ? rows.slot_B.shape[0] : static_cast<std::int64_t>(rows.start_S.size()) - 1;
+  const std::int64_t num_sequences = static_cast<std::int64_t>(rows.start_S.size()) - 1;
   check_chunks(in, num_sequences);
-  const bool has_slots = rows.is_by_index() || !rows.slot_S.empty();
-  const ChunkArgs a{.in = rule_inputs<Half>(ctx, scales, in, rows),
-                    .out = out_TV.as<Half>(),
-                    .out_stride = out_TV.row_stride,
-                    .slots = has_slots ? state_SF.as<float>() : nullptr,
-                    .slot_size = has_slots ? state_SF.row_stride : 0,
-                    .slot = rows.is_by_index() ? rows.slot_B.as<std::int32_t>() : staged(ctx, rows.slot_S),
-                    .begin = staged(ctx, rows.begin_S),
-                    .context_len = rows.context_len_B.as<std::int32_t>(),
-                    .saved = {}};
-  if (has_slots && is_a_step(rows)) return launch_chunks(ctx, rule_step_kernel, a, num_sequences, 0);
-  launch_chunks(ctx, rule_chunk_kernel<false>, a, num_sequences, sizeof(ChunkShared));
-  if (!has_slots) return;
+  const ChunkArgs a = chunk_args(ctx, out_TV, state_SF, scales, in, rows);
+  launch_chunks(ctx, rule_chunk_kernel<false>, a, in, num_sequences);
+  if (a.slots == nullptr) return;
   const dim3 grid(static_cast<unsigned>(in.num_key_heads), static_cast<unsigned>(num_sequences));
   rule_keep_kernel<<<grid, kRuleThreads, 0, stream_of(ctx)>>>(a);
   PRL_CUDA_CHECK(cudaGetLastError());
@@ -636,9 +653,9 @@ void delta_rule_in_chunks(OpContext& ctx, TensorView out_TV, TensorView state_SF
 void write_chunk_states(OpContext& ctx, const ChunkStates& to, const RuleScales& scales, const DeltaRule& in, const StateRows& rows) {
   const std::int64_t num_sequences = static_cast<std::int64_t>(rows.start_S.size()) - 1;
   check_chunks(in, num_sequences);
-  const ChunkArgs a{.in = rule_inputs<Half>(ctx, scales, in, rows), .out = nullptr, .out_stride = 0, .slots = nullptr, .slot_size = 0,
-                    .slot = nullptr, .begin = nullptr, .context_len = nullptr, .saved = to};
-  launch_chunks(ctx, rule_chunk_kernel<true>, a, num_sequences, sizeof(ChunkShared));
+  ChunkArgs a = chunk_args(ctx, {}, {}, scales, in, rows);
+  a.saved = to;
+  launch_chunks(ctx, rule_chunk_kernel<true>, a, in, num_sequences);
 }
 
 }  // namespace prl::ops::cuda

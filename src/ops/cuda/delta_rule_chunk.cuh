@@ -3,9 +3,9 @@
 #include "ops/cuda/delta_rule.cuh"
 #include "ops/cuda/mma.cuh"
 
-// The gated delta rule in chunks of kRuleChunk tokens, for bfloat16 and keys of kChunkKeys. Chunks begin at fixed positions of a sequence, so
-// the sums of a token are the same ones in the same order whether its chunk is computed at once, in parts, or one token at a time: a call
-// that ends within a chunk leaves the state before the chunk and, beside it, what its tokens add (struct OpenChunk).
+// The gated delta rule in chunks of kRuleChunk tokens, for bfloat16 and keys of kChunkKeys. Chunks begin at fixed positions of a sequence,
+// so the sums of a token are the same ones in the same order whether its chunk is computed at once, in parts, or one token at a time: a
+// call that ends within a chunk leaves the state before the chunk and, beside it, what its tokens add (struct OpenChunk).
 //
 // With tokens t of a chunk, cum_t the sum of the logarithms of their decays up to and with t, S the state before the chunk, k' and q' keys
 // and queries of length 1 and 1 / sqrt(K), and ratio(t, s) = exp(cum_t - cum_s):
@@ -13,14 +13,14 @@
 //   R_t = v_t - exp(cum_t) S^T k'_t - sum over s < t of A_ts U_s,  U_t = beta_t R_t
 //   out_t = exp(cum_t) S^T q'_t + sum over s <= t of P_ts U_s
 //   S behind the chunk = exp(cum_last) S + sum over s of exp(cum_last - cum_s) k'_s U_s^T
-// (Yang et al. 2024, "Parallelizing Linear Transformers with the Delta Rule over Sequence Length"). All sums are products of 16-bit matrices
-// added up in fp32: keys and queries are bfloat16 to begin with and multiplied unscaled, and what is fp32 is two bfloat16 numbers, whose
-// sum has 16 bits. Within 16 tokens U is found by substitution in fp32, before them by products.
+// (Yang et al. 2024, "Parallelizing Linear Transformers with the Delta Rule over Sequence Length"). All sums are products of 16-bit
+// matrices added up in fp32: keys and queries are bfloat16 to begin with and multiplied unscaled, and what is fp32 is two bfloat16 numbers,
+// whose sum has 16 bits. Within 16 tokens U is found by substitution in fp32, before them by products.
 
 namespace prl::ops::cuda {
 
-constexpr int kChunkKeys = 128;                      ///< K
-constexpr int kSubChunk = 16;                        ///< tokens of a tile of the matrix instructions
+constexpr int kChunkKeys = 128;  ///< K
+constexpr int kSubChunk = 16;    ///< tokens of a tile of the matrix instructions
 constexpr int kChunk = static_cast<int>(kRuleChunk);
 constexpr int kSubChunks = kChunk / kSubChunk;  ///< as many as a block has warps
 static_assert(kSubChunks == kRuleWarps && kRuleCols == kWarp);
@@ -115,8 +115,8 @@ struct GatesOfLane {
   }
 };
 
-/// A block's threads ask for keys (side 1) or queries (side 0) of tokens [lo, hi) of a chunk, whose rows begin at `row`; tokens from hi on are
-/// set to 0, those before lo stay as they are. For copies_commit().
+/// A block's threads ask for keys (side 1) or queries (side 0) of tokens [lo, hi) of a chunk, whose rows begin at `row`; tokens from hi on
+/// are set to 0, those before lo stay as they are. For copies_commit().
 template <typename T>
 __device__ __forceinline__ void ask_for_keys(ChunkKeys to, const RuleInputs<T>& in, int side, int m, std::int64_t row, int lo, int hi) {
   constexpr int kPieces = kChunkKeys / kVec;  // of 16 bytes

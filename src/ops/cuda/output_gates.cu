@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "ops/cuda/bodies.hpp"
+#include "ops/cuda/chain.cuh"
 #include "ops/cuda/gated.cuh"
 #include "ops/cuda/sums.hpp"
 
@@ -32,6 +33,8 @@ struct GatedNormArgs {
 /// One warp per head; a lane has every 32nd element.
 template <typename T>
 __global__ void __launch_bounds__(kGateBlock) gated_norm_kernel(const GatedNormArgs<T> a) {
+  let_next_begin();
+  wait_for_previous();
   const std::int64_t head = static_cast<std::int64_t>(blockIdx.x) * kGateWarps + threadIdx.x / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   if (head >= a.num_heads) return;
@@ -107,6 +110,8 @@ struct GatedColumns {
 
 template <typename Unit>
 __global__ void __launch_bounds__(kGateBlock) drop_gates_kernel(Unit* plain, Unit* with_gates, bool is_reverse, const GatedColumns a) {
+  let_next_begin();
+  wait_for_previous();
   const std::int64_t c = static_cast<std::int64_t>(blockIdx.x) * kGateBlock + threadIdx.x;
   if (c >= a.plain_cols) return;
   for (std::int64_t t = blockIdx.y; t < a.num_rows; t += gridDim.y) {
@@ -131,8 +136,8 @@ void launch_drop_gates(OpContext& ctx, const TensorView& plain, const TensorView
                        .plain_stride = plain.row_stride / of_unit,
                        .gated_stride = with_gates.row_stride / of_unit};
   const dim3 grid(static_cast<unsigned>(ceil_div(a.plain_cols, kGateBlock)), static_cast<unsigned>(std::min(a.num_rows, kMaxGateRows)));
-  drop_gates_kernel<<<grid, kGateBlock, 0, stream_of(ctx)>>>(plain.as<Unit>(), with_gates.as<Unit>(), is_reverse, a);
-  PRL_CUDA_CHECK(cudaGetLastError());
+  launch_chained(stream_of(ctx), drop_gates_kernel<Unit>, grid, dim3(kGateBlock), 0, plain.as<Unit>(), with_gates.as<Unit>(), is_reverse,
+                 a);
 }
 void move_ungated(OpContext& ctx, const TensorView& plain, const TensorView& with_gates, bool is_reverse, std::int64_t num_heads,
                   std::int64_t head_dim) {
@@ -156,6 +161,8 @@ struct GateArgs {
 
 template <typename T, bool kBackward>
 __global__ void __launch_bounds__(kGateBlock) gate_heads_kernel(const GateArgs<T> a) {
+  let_next_begin();
+  wait_for_previous();
   const std::int64_t c = static_cast<std::int64_t>(blockIdx.x) * kGateBlock + threadIdx.x;
   if (c >= a.columns.num_queries) return;
   const std::int64_t of_gate = a.columns.gated(c) + a.columns.head_dim;
@@ -176,8 +183,7 @@ void launch_gate_heads(OpContext& ctx, GateArgs<T> a, std::int64_t num_rows, std
   a.columns = {.num_rows = num_rows, .num_queries = num_heads * head_dim, .head_dim = head_dim};
   const dim3 grid(static_cast<unsigned>(ceil_div(a.columns.num_queries, kGateBlock)),
                   static_cast<unsigned>(std::min(num_rows, kMaxGateRows)));
-  gate_heads_kernel<T, kBackward><<<grid, kGateBlock, 0, stream_of(ctx)>>>(a);
-  PRL_CUDA_CHECK(cudaGetLastError());
+  launch_chained(stream_of(ctx), gate_heads_kernel<T, kBackward>, grid, dim3(kGateBlock), 0, a);
 }
 
 }  // namespace
@@ -186,9 +192,9 @@ void gated_head_norm(OpContext& ctx, TensorView y_TV, ConstTensorView x_TV, Cons
   with_type(x_TV.dtype, [&](auto t) {
     using T = decltype(t);
     const GatedNormArgs<T> a = gated_norm_args<T>(y_TV, x_TV, gate_TV, w_D, eps);
-    gated_norm_kernel<T><<<static_cast<unsigned>(ceil_div(a.num_heads, kGateWarps)), kGateBlock, 0, stream_of(ctx)>>>(a);
+    launch_chained(stream_of(ctx), gated_norm_kernel<T>, dim3(static_cast<unsigned>(ceil_div(a.num_heads, kGateWarps))), dim3(kGateBlock),
+                   0, a);
   });
-  PRL_CUDA_CHECK(cudaGetLastError());
 }
 
 void gated_head_norm_backward(OpContext& ctx, TensorView dx_TV, TensorView dgate_TV, TensorView dw_D, ConstTensorView dy_TV,
