@@ -211,6 +211,41 @@ void with_rows(std::int64_t key_dim, Body&& body) {
     body(std::integral_constant<int, 64>{});
 }
 
+/// Where the gradients of a token's gates go.
+template <typename T>
+struct RuleGateGrads {
+  T *db, *da;
+  std::int64_t db_stride, da_stride;
+  const T* a;
+  std::int64_t a_stride;
+  const float *rate, *bias;
+  float* parameter_parts;  ///< for add_rule_parameters()
+  int num_value_heads;
+  /// of_b: the gradient of the argument of beta's sigmoid; dlog: that of the logarithm of the decay.
+  __device__ __forceinline__ void write(std::int64_t token, int n, float of_b, float dlog) const {
+    const float x = to_float(a[token * a_stride + n]) + bias[n], slope = -expf(rate[n]);
+    const float dx = dlog * slope * (1.0f / (1.0f + expf(-x)));
+    db[token * db_stride + n] = from_float<T>(of_b);
+    da[token * da_stride + n] = from_float<T>(dx);
+    float* const parts = parameter_parts + (token * num_value_heads + n) * 2;
+    parts[0] = dlog * slope * (x > 20.0f ? x : log1pf(expf(x)));
+    parts[1] = dx;
+  }
+};
+template <typename T>
+RuleGateGrads<T> rule_gate_grads(const DeltaRuleGrads& grads, const DeltaRule& in, float* parameter_parts) {
+  return {.db = grads.db_TN.as<T>(),
+          .da = grads.da_TN.as<T>(),
+          .db_stride = grads.db_TN.row_stride,
+          .da_stride = grads.da_TN.row_stride,
+          .a = in.a_TN.as<T>(),
+          .a_stride = in.a_TN.row_stride,
+          .rate = in.decay_rate_N.as<float>(),
+          .bias = in.decay_bias_N.as<float>(),
+          .parameter_parts = parameter_parts,
+          .num_value_heads = static_cast<int>(in.num_value_heads)};
+}
+
 template <typename T>
 RuleInputs<T> rule_inputs(const OpContext& ctx, const RuleScales& scales, const DeltaRule& in, const StateRows& rows) {
   return {.qkv = in.qkv_TC.as<T>(),

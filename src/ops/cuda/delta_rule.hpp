@@ -30,6 +30,10 @@ inline constexpr std::int64_t kRuleWindow = 256;
 /// The states before tokens kRuleWindow, 2 kRuleWindow, ... into checkpoints [.., N, K, D], where these do not begin a sequence.
 void write_rule_checkpoints(OpContext& ctx, float* checkpoints, const RuleScales& scales, const DeltaRule& in, const StateRows& rows);
 
+/// Adds the gradients of the decay's parameters, if they are wanted: of each value head a sum over tokens, sequence by sequence. parts
+/// [T, N, 2]: what a token adds to that of its rate and to that of its bias.
+void add_rule_parameters(OpContext& ctx, const DeltaRuleGrads& grads, const float* parts, const StateRows& rows);
+
 // What follows is for calls that go in chunks.
 
 /// For the gradient. Sequences have ceil(tokens / kRuleChunk) chunks each, numbered from one sequence to the next.
@@ -45,5 +49,7 @@ void delta_rule_step(OpContext& ctx, TensorView out_TV, TensorView state_SF, con
 /// Any other.
 void delta_rule_in_chunks(OpContext& ctx, TensorView out_TV, TensorView state_SF, const RuleScales& scales, const DeltaRule& in,
                           const StateRows& rows);
+void delta_rule_backward_in_chunks(OpContext& ctx, const DeltaRuleGrads& grads, ConstTensorView dout_TV, const DeltaRule& in,
+                                   const StateRows& rows);
 
 }  // namespace prl::ops::cuda

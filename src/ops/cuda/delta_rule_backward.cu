@@ -253,12 +253,12 @@ __global__ void __launch_bounds__(kRuleThreads, 2) rule_window_kernel(const Wind
 
 template <typename T>
 struct SumArgs {
-  T *dqkv, *db, *da;
-  const T *qkv, *b, *a;
+  RuleGateGrads<T> gates;
+  T* dqkv;
+  const T* qkv;
   RuleScales scales;
-  const float *rate, *bias, *key_parts, *gate_parts;
-  float* parameter_parts;  ///< [T, N, 2]
-  std::int64_t dqkv_stride, db_stride, da_stride, qkv_stride, b_stride, a_stride;
+  const float *key_parts, *gate_parts;
+  std::int64_t dqkv_stride, qkv_stride;
   RuleWave wave;
   int num_key_heads, group, key_dim, num_tiles;
   float query_scale;
@@ -295,12 +295,8 @@ __global__ void __launch_bounds__(kSumBlock) rule_sum_kernel(const SumArgs<T> g)
       const float* part = g.gate_parts + (first_part + h * g.num_tiles + p) * 2;
       dbeta += part[0], dlog += part[1];
     }
-    const float beta = g.scales.beta_TN[token * N + n], x = to_float(g.a[token * g.a_stride + n]) + g.bias[n], rate = -expf(g.rate[n]);
-    const float dx = dlog * rate * (1.0f / (1.0f + expf(-x)));
-    g.db[token * g.db_stride + n] = from_float<T>(dbeta * (beta * (1.0f - beta)));
-    g.da[token * g.da_stride + n] = from_float<T>(dx);
-    g.parameter_parts[(token * N + n) * 2] = dlog * rate * (x > 20.0f ? x : log1pf(expf(x)));
-    g.parameter_parts[(token * N + n) * 2 + 1] = dx;
+    const float beta = g.scales.beta_TN[token * N + n];
+    g.gates.write(token, n, dbeta * (beta * (1.0f - beta)), dlog);
   }
 }
 
@@ -385,24 +381,14 @@ void launch_window(OpContext& ctx, const WindowArgs<T>& a, const DeltaRule& in, 
 template <typename T>
 void launch_sum(OpContext& ctx, const RuleMemory& memory, const DeltaRuleGrads& grads, const DeltaRule& in, const RuleWave& wave,
                 std::int64_t num_sequences) {
-  const SumArgs<T> a{.dqkv = grads.dqkv_TC.as<T>(),
-                     .db = grads.db_TN.as<T>(),
-                     .da = grads.da_TN.as<T>(),
+  const SumArgs<T> a{.gates = rule_gate_grads<T>(grads, in, memory.parameter_parts),
+                     .dqkv = grads.dqkv_TC.as<T>(),
                      .qkv = in.qkv_TC.as<T>(),
-                     .b = in.b_TN.as<T>(),
-                     .a = in.a_TN.as<T>(),
                      .scales = memory.scales,
-                     .rate = in.decay_rate_N.as<float>(),
-                     .bias = in.decay_bias_N.as<float>(),
                      .key_parts = memory.key_parts,
                      .gate_parts = memory.gate_parts,
-                     .parameter_parts = memory.parameter_parts,
                      .dqkv_stride = grads.dqkv_TC.row_stride,
-                     .db_stride = grads.db_TN.row_stride,
-                     .da_stride = grads.da_TN.row_stride,
                      .qkv_stride = in.qkv_TC.row_stride,
-                     .b_stride = in.b_TN.row_stride,
-                     .a_stride = in.a_TN.row_stride,
                      .wave = wave,
                      .num_key_heads = static_cast<int>(in.num_key_heads),
                      .group = static_cast<int>(in.num_value_heads / in.num_key_heads),
@@ -417,7 +403,16 @@ void launch_sum(OpContext& ctx, const RuleMemory& memory, const DeltaRuleGrads& 
 
 }  // namespace
 
+void add_rule_parameters(OpContext& ctx, const DeltaRuleGrads& grads, const float* parts, const StateRows& rows) {
+  if (grads.ddecay_rate_N.data == nullptr) return;
+  rule_parameters_kernel<<<static_cast<unsigned>(grads.ddecay_rate_N.shape[0]), kSumBlock, 0, stream_of(ctx)>>>(
+      grads.ddecay_rate_N.as<float>(), grads.ddecay_bias_N.as<float>(), parts, staged(ctx, rows.start_S),
+      static_cast<int>(rows.start_S.size()) - 1);
+  PRL_CUDA_CHECK(cudaGetLastError());
+}
+
 void delta_rule_backward(OpContext& ctx, const DeltaRuleGrads& grads, ConstTensorView dout_TV, const DeltaRule& in, const StateRows& rows) {
+  if (is_in_chunks(in)) return delta_rule_backward_in_chunks(ctx, grads, dout_TV, in, rows);
   const RuleGroups groups(in, rows);
   Carver count(nullptr);
   RuleMemory(count, in, groups);
@@ -449,11 +444,7 @@ void delta_rule_backward(OpContext& ctx, const DeltaRuleGrads& grads, ConstTenso
         launch_sum<T>(ctx, memory, grads, in, wave, group.num_sequences);
       }
   });
-  if (grads.ddecay_rate_N.data == nullptr) return;
-  rule_parameters_kernel<<<static_cast<unsigned>(in.num_value_heads), kSumBlock, 0, stream_of(ctx)>>>(
-      grads.ddecay_rate_N.as<float>(), grads.ddecay_bias_N.as<float>(), memory.parameter_parts, staged(ctx, rows.start_S),
-      static_cast<int>(rows.start_S.size()) - 1);
-  PRL_CUDA_CHECK(cudaGetLastError());
+  add_rule_parameters(ctx, grads, memory.parameter_parts, rows);
 }
 
 }  // namespace prl::ops::cuda
