@@ -45,8 +45,9 @@ void bench_layer(GpuBench& bench, const LayerShape& z, std::int64_t length, std:
   report("gated_head_norm", [&] { gated_head_norm(bench.ctx, out, dout, gate, norm, 1e-6f); });
   if (is_step) return;
   report("gated_head_norm_backward", [&] { gated_head_norm_backward(bench.ctx, dout, gate, dnorm, dout, out, gate, norm, 1e-6f); });
-  report("delta_rule_backward",
-         [&] { delta_rule_backward(bench.ctx, {dy, half(dgates, 0), half(dgates, 1), drate, dbias}, out, in, rows); });
+  report("delta_rule_backward", [&] {
+    delta_rule_backward(bench.ctx, {dy, half(dgates, 0), half(dgates, 1), drate, dbias}, out, in, rows);
+  });
   report("causal_conv_backward", [&] { causal_conv_backward(bench.ctx, dy, dtaps, dy, x, taps, rows); });
 }
 

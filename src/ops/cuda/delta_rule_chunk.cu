@@ -59,10 +59,10 @@ __device__ __forceinline__ int col_of(int lane, int e) { return lane % 4 * 2 + e
 __device__ __forceinline__ float solved(float beta, float v, float sum) { return __fmul_rn(beta, __fsub_rn(v, sum)); }
 /// What a token adds to the state behind its chunk, before it is multiplied with its key.
 __device__ __forceinline__ float weighted(const ChunkGates& gates, int t, float u) {
-  return __fmul_rn(u, __fmul_rn(gates.k_scale[t], expf(__fsub_rn(gates.cum[kChunk - 1], gates.cum[t]))));
+  return __fmul_rn(u, __fmul_rn(gates.k_scale[t], decay_between(gates.cum[t], gates.cum[kChunk - 1])));
 }
 
-/// Products of 16 tokens' keys or queries with those of 16 earlier ones' keys, as coefficients.
+/// Products of 16 tokens' keys or queries, from row `left_row` of `left` on, with 16 earlier ones' keys, as coefficients.
 __device__ __forceinline__ void coefficients(float (&c)[2][4], ChunkKeys left, int left_row, ChunkKeys keys, const ChunkGates& gates,
                                              const float* left_scale, int tile, int other, bool has_diagonal) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -78,14 +78,20 @@ __device__ __forceinline__ void coefficients(float (&c)[2][4], ChunkKeys left, i
     multiply_add(c[0], a, b[0], b[1]);
     multiply_add(c[1], a, b[2], b[3]);
   }
+  const int row = tile * kSubChunk + lane / 4;
+  const float scale_t[2] = {left_scale[row], left_scale[row + 8]}, cum_t[2] = {gates.cum[row], gates.cum[row + 8]};
 #pragma unroll
-  for (int half = 0; half < 2; ++half)
+  for (int half = 0; half < 2; ++half) {
+    const int s = other * kSubChunk + half * 8 + col_of(lane, 0);
+    const float2 scale_s = *reinterpret_cast<const float2*>(gates.k_scale + s), cum_s = *reinterpret_cast<const float2*>(gates.cum + s);
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const int t = tile * kSubChunk + row_of(lane, e), s = other * kSubChunk + half * 8 + col_of(lane, e);
-      const bool is_there = has_diagonal ? s <= t : s < t;
-      c[half][e] = is_there ? coefficient(c[half][e], left_scale[t], gates.k_scale[s], gates.cum[t], gates.cum[s]) : 0.0f;
+      const float value = e % 2 == 0 ? coefficient(c[half][e], scale_t[e / 2], scale_s.x, cum_t[e / 2], cum_s.x)
+                                     : coefficient(c[half][e], scale_t[e / 2], scale_s.y, cum_t[e / 2], cum_s.y);
+      const int distance = row + e / 2 * 8 - s - e % 2;
+      c[half][e] = distance > 0 || (has_diagonal && distance == 0) ? value : 0.0f;
     }
+  }
 }
 
 struct ChunkShared {
@@ -98,7 +104,8 @@ struct ChunkShared {
     } later;
   };
   Half u[2][kChunk * ChunkCols::kPitch];
-  float diagonal[kSubChunks][kSubChunk][kSubChunk];  ///< A, [tile][s][t]
+  float diagonal[kSubChunks][kSubChunk][kSubChunk];             ///< A, [tile][s][t]
+  SplitLeft earlier[kSubChunks * (kSubChunks - 1) / 2][kWarp];  ///< A of a tile and earlier ones, as its warp multiplies with it
   ChunkGates gates[2];
 };
 
@@ -139,15 +146,15 @@ __global__ void __launch_bounds__(kRuleThreads, 2) rule_chunk_kernel(const Chunk
   int lo = static_cast<int>(seq.before - chunk * kChunk), hi = 0;
   std::int64_t row = 0;
   GatesOfLane gates_ahead;
-  float v[kSubChunk];  // of the warp's tokens in column `col`; U of those before lo
+  Half v[kSubChunk];  // of the warp's tokens in column `col`
   const auto place = [&] {
     row = seq.first_row + chunk * kChunk - seq.before;
     hi = static_cast<int>(min(kRuleChunk, seq.end - chunk * kChunk));
   };
   const auto ask = [&](int buffer) {
     const ChunkKeys keys{shared.keys[buffer]}, queries{shared.queries[buffer]};
-    ask_for_keys(keys, a.in, 1, m, row, lo, hi);
-    ask_for_keys(queries, a.in, 0, m, row, lo, hi);
+    ask_for_keys<kRuleThreads>(keys, a.in, 1, m, row, lo, hi);
+    ask_for_keys<kRuleThreads>(queries, a.in, 0, m, row, lo, hi);
     for (int i = static_cast<int>(threadIdx.x); i < lo * (kChunkKeys / kVec); i += kRuleThreads) {
       const int t = i / (kChunkKeys / kVec), c = i % (kChunkKeys / kVec) * kVec;
       copy_16(keys.at(t, c), open.keys + (static_cast<std::int64_t>(m) * kChunk + t) * kChunkKeys + c, true);
@@ -164,14 +171,11 @@ __global__ void __launch_bounds__(kRuleThreads, 2) rule_chunk_kernel(const Chunk
         }
     }
   };
+  // Those of tokens that are not there are of others, and not used.
   const auto ask_for_values = [&] {
+    const Half* const from = a.in.qkv + row * a.in.qkv_stride + a.in.v_column(n) + col;
 #pragma unroll
-    for (int i = 0; i < kSubChunk; ++i) {
-      const int t = warp * kSubChunk + i;
-      v[i] = t < lo   ? open.u[(static_cast<std::int64_t>(n) * kChunk + t) * D + col]
-             : t < hi ? to_float(a.in.qkv[(row + t) * a.in.qkv_stride + a.in.v_column(n) + col])
-                      : 0.0f;
-    }
+    for (int i = 0; i < kSubChunk; ++i) v[i] = from[min(max(warp * kSubChunk + i, lo), hi - 1) * a.in.qkv_stride];
   };
 
   StateTile state;
@@ -212,7 +216,7 @@ __global__ void __launch_bounds__(kRuleThreads, 2) rule_chunk_kernel(const Chunk
     const bool is_active = first + kSubChunk > here_lo && first < here_hi;
 
     float of_keys[4][4] = {}, of_queries[4][4] = {};  // products with the state
-    SplitLeft before[kSubChunks - 1];                 // A of earlier tiles
+    SplitLeft* const earlier = &shared.earlier[warp * (warp - 1) / 2][lane];
     if (is_active) {
       if (has_state) {
 #pragma unroll 2
@@ -237,20 +241,21 @@ __global__ void __launch_bounds__(kRuleThreads, 2) rule_chunk_kernel(const Chunk
           }
         }
       }
+#pragma unroll 1
+      for (int i = 0; i <= warp; ++i) {
+        float c[2][4];
+        coefficients(c, keys, first, keys, gates, gates.k_scale, warp, i, false);
+        if (i < warp) {
+          SplitLeft left;
+          left.pack(c[0], c[1]);
+          earlier[i * kWarp] = left;
+        } else {
 #pragma unroll
-      for (int i = 0; i < kSubChunks; ++i)
-        if (i <= warp) {
-          float c[2][4];
-          coefficients(c, keys, first, keys, gates, gates.k_scale, warp, i, false);
-          if (i < warp) {
-            before[i < kSubChunks - 1 ? i : 0].pack(c[0], c[1]);
-          } else {
+          for (int half = 0; half < 2; ++half)
 #pragma unroll
-            for (int half = 0; half < 2; ++half)
-#pragma unroll
-              for (int e = 0; e < 4; ++e) shared.diagonal[warp][half * 8 + col_of(lane, e)][row_of(lane, e)] = c[half][e];
-          }
+            for (int e = 0; e < 4; ++e) shared.diagonal[warp][half * 8 + col_of(lane, e)][row_of(lane, e)] = c[half][e];
         }
+      }
 #pragma unroll
       for (int j = 0; j < 4; ++j)
 #pragma unroll
@@ -262,46 +267,66 @@ __global__ void __launch_bounds__(kRuleThreads, 2) rule_chunk_kernel(const Chunk
     }
     __syncthreads();  // nobody reads the state in shared memory any more
 
-#pragma unroll
+    float u[kSubChunk], residual[kSubChunk];
+#pragma unroll 1
     for (int tile = 0; tile < kSubChunks; ++tile) {
       if (warp == tile) {
-        float sums[kSubChunk] = {};
-        if (is_active) {
+        float sums[kSubChunk];
 #pragma unroll
-          for (int j = 0; j < 4; ++j)
+        for (int j = 0; j < 4; ++j)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) shared.later.sums[warp][row_of(lane, e)][j * 8 + col_of(lane, e)] = of_keys[j][e];
-          __syncwarp();
-#pragma unroll
-          for (int i = 0; i < kSubChunk; ++i) sums[i] = shared.later.sums[warp][i][lane];
-        }
+          for (int e = 0; e < 4; ++e) shared.later.sums[warp][row_of(lane, e)][j * 8 + col_of(lane, e)] = of_keys[j][e];
+        __syncwarp();
 #pragma unroll
         for (int i = 0; i < kSubChunk; ++i) {
-          const int t = first + i;
-          const bool is_here = t >= here_lo && t < here_hi;
-          const float u = t < here_lo ? v[i] : t < here_hi ? solved(gates.beta[t], v[i], sums[i]) : 0.0f;
-          if (is_active) {
+          sums[i] = shared.later.sums[warp][i][lane];
+          u[i] = 0.0f;
+        }
+        if (first < here_lo) {
 #pragma unroll
-            for (int later = i + 1; later < kSubChunk; ++later) sums[later] = fmaf(shared.diagonal[warp][i][later], u, sums[later]);
-          }
-          split_into(u_hi.at(t, lane), u_lo.at(t, lane), u);
-          if (is_complete) split_into(weighted_hi.at(t, lane), weighted_lo.at(t, lane), weighted(gates, t, u));
-          if constexpr (kSaves) {
-            if (is_here) a.saved.residual_TV[(here_row + t) * N * D + n * D + col] = __fsub_rn(v[i], sums[i]);
-          } else if (has_slot && !is_complete && is_here) {
-            open.u[(static_cast<std::int64_t>(n) * kChunk + t) * D + col] = u;
+          for (int i = 0; i < kSubChunk; ++i)
+            if (first + i < here_lo) u[i] = open.u[(static_cast<std::int64_t>(n) * kChunk + first + i) * D + col];
+        }
+        // Of a tile without tokens of this call the coefficients were not computed.
+        if (is_active) {
+#pragma unroll
+          for (int i = 0; i < kSubChunk; ++i) {
+            const float r = __fsub_rn(to_float(v[i]), sums[i]);
+            if constexpr (kSaves) residual[i] = r;
+            if (first + i >= here_lo) u[i] = __fmul_rn(gates.beta[first + i], r);
+#pragma unroll
+            for (int later = i + 1; later < kSubChunk; ++later) sums[later] = fmaf(shared.diagonal[warp][i][later], u[i], sums[later]);
           }
         }
+#pragma unroll
+        for (int i = 0; i < kSubChunk; ++i) split_into(u_hi.at(first + i, lane), u_lo.at(first + i, lane), u[i]);
       }
       __syncthreads();
-      if (tile < kSubChunks - 1 && warp > tile && is_active) {
+      if (warp == tile) {
+        // Not what the next tile waits for.
+        if (is_complete) {
+#pragma unroll
+          for (int i = 0; i < kSubChunk; ++i)
+            split_into(weighted_hi.at(first + i, lane), weighted_lo.at(first + i, lane), weighted(gates, first + i, u[i]));
+        }
+        const bool keeps_u = !kSaves && has_slot && !is_complete;
+        float* const to =
+            kSaves ? a.saved.residual_TV + here_row * N * D + n * D + col : open.u + static_cast<std::int64_t>(n) * kChunk * D + col;
+        if (kSaves || keeps_u) {
+#pragma unroll
+          for (int i = 0; i < kSubChunk; ++i)
+            if (const int t = first + i; t >= here_lo && t < here_hi)
+              to[t * (kSaves ? static_cast<std::int64_t>(N) * D : D)] = kSaves ? residual[i] : u[i];
+        }
+      } else if (warp > tile && is_active) {
+        const SplitLeft left = earlier[tile * kWarp];
 #pragma unroll
         for (int j = 0; j < 4; j += 2) {
           std::uint32_t b_hi[4], b_lo[4];
           u_hi.right_columns(b_hi, tile * kSubChunk, j * 8);
           u_lo.right_columns(b_lo, tile * kSubChunk, j * 8);
-          multiply_add(of_keys[j], before[tile], b_hi, b_lo);
-          multiply_add(of_keys[j + 1], before[tile], b_hi + 2, b_lo + 2);
+          multiply_add(of_keys[j], left, b_hi, b_lo);
+          multiply_add(of_keys[j + 1], left, b_hi + 2, b_lo + 2);
         }
       }
     }
@@ -335,6 +360,7 @@ __global__ void __launch_bounds__(kRuleThreads, 2) rule_chunk_kernel(const Chunk
           }
       }
     }
+    __syncthreads();
     if (is_complete && (has_slot || chunk < last_chunk)) {
       const float decay = gates.decay[kChunk - 1];
       state.each([&](int, int, int, float& one, float& other) { one = __fmul_rn(decay, one), other = __fmul_rn(decay, other); });
@@ -426,15 +452,23 @@ __global__ void __launch_bounds__(kRuleThreads) rule_step_kernel(const ChunkArgs
     copy_16(queries.at(t, c), token + m * kChunkKeys + c, t == in_tile);
   }
   copies_commit();
-  std::uint32_t state_hi[kChunkKeys / 16][2], state_lo[kChunkKeys / 16][2];  // right operands
+  // All that comes from memory is asked for before any of it is used.
+  float state_columns[kChunkKeys / 16][2][2];
 #pragma unroll
   for (int k = 0; k < kChunkKeys / 16; ++k)
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float* from = state + static_cast<std::int64_t>(k * 16 + i * 8 + lane % 4 * 2) * D + first_col + warp * 8 + lane / 4;
-      const SplitPair pair = has_state ? split(from[0], from[D]) : SplitPair{0, 0};
-      state_hi[k][i] = pair.hi, state_lo[k][i] = pair.lo;
+    for (int i = 0; i < 4; ++i) {
+      const int r = k * 16 + i / 2 * 8 + lane % 4 * 2 + i % 2;
+      state_columns[k][i / 2][i % 2] = has_state ? state[static_cast<std::int64_t>(r) * D + first_col + warp * 8 + lane / 4] : 0.0f;
     }
+  constexpr int kRowsAtOnce = kRuleThreads / kRuleCols, kOfThread = kChunk / kRowsAtOnce;  // column `lane` of rows warp, warp + 4, ...
+  static_assert(kRowsAtOnce == kRuleWarps);
+  float earlier_u[kOfThread];
+#pragma unroll
+  for (int i = 0; i < kOfThread; ++i) {
+    const int t = warp + i * kRowsAtOnce;
+    earlier_u[i] = t < p ? kept_u[static_cast<std::int64_t>(t) * D + lane] : 0.0f;
+  }
   if (warp == 0) {
     const float of_query = inverse_length(token + m * kChunkKeys, kChunkKeys, lane, a.gates.query_scale),
                 of_key = inverse_length(token + (M + m) * kChunkKeys, kChunkKeys, lane, 1.0f);
@@ -453,12 +487,20 @@ __global__ void __launch_bounds__(kRuleThreads) rule_step_kernel(const ChunkArgs
     }
     mine.write(gates);
   }
-  for (int i = static_cast<int>(threadIdx.x); i < num_rows * kRuleCols; i += kRuleThreads) {
-    const int t = i / kRuleCols, c = i % kRuleCols;
-    if (t == p) continue;
-    const float u = t < p ? kept_u[static_cast<std::int64_t>(t) * D + c] : 0.0f;
-    split_into(u_hi.at(t, c), u_lo.at(t, c), u);
-    if (t / kSubChunk == tile) u_of_tile[t % kSubChunk][c] = u;
+  std::uint32_t state_hi[kChunkKeys / 16][2], state_lo[kChunkKeys / 16][2];  // right operands
+#pragma unroll
+  for (int k = 0; k < kChunkKeys / 16; ++k)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const SplitPair pair = split(state_columns[k][i][0], state_columns[k][i][1]);
+      state_hi[k][i] = pair.hi, state_lo[k][i] = pair.lo;
+    }
+#pragma unroll
+  for (int i = 0; i < kOfThread; ++i) {
+    const int t = warp + i * kRowsAtOnce;
+    if (t >= num_rows || t == p) continue;
+    split_into(u_hi.at(t, lane), u_lo.at(t, lane), earlier_u[i]);
+    if (t >= num_rows - kSubChunk) u_of_tile[t % kSubChunk][lane] = earlier_u[i];
   }
   copies_wait<0>();
   __syncthreads();
@@ -560,10 +602,10 @@ __global__ void __launch_bounds__(kRuleThreads) rule_step_kernel(const ChunkArgs
   }
 
   // The chunk is complete: the state behind it.
-  for (int i = static_cast<int>(threadIdx.x); i < (kChunk - 1) * kRuleCols; i += kRuleThreads) {
-    const int t = i / kRuleCols, column = i % kRuleCols;
-    split_into(weighted_hi.at(t, column), weighted_lo.at(t, column), weighted(gates, t, kept_u[static_cast<std::int64_t>(t) * D + column]));
-  }
+#pragma unroll
+  for (int i = 0; i < kOfThread; ++i)
+    if (const int t = warp + i * kRowsAtOnce; t != p)
+      split_into(weighted_hi.at(t, lane), weighted_lo.at(t, lane), weighted(gates, t, earlier_u[i]));
   if (has_row) {
     split_into(weighted_hi.at(p, c), weighted_lo.at(p, c), weighted(gates, p, u[0]));
     split_into(weighted_hi.at(p, c + 1), weighted_lo.at(p, c + 1), weighted(gates, p, u[1]));

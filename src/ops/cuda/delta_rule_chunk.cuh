@@ -66,16 +66,24 @@ __device__ __forceinline__ void multiply_add(float* d, const SplitLeft& a, const
   multiply_add(d, a.lo, b_hi[0], b_hi[1]);
 }
 
-/// A_ts or P_ts from the product of unscaled vectors. 1 is what the scale of a vector is not multiplied with twice.
+/// 2^x, one instruction.
+__device__ __forceinline__ float power_of_2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+/// What is left of token s at token t, from their ChunkGates::cum.
+__device__ __forceinline__ float decay_between(float cum_s, float cum_t) { return power_of_2(__fsub_rn(cum_t, cum_s)); }
+/// A_ts or P_ts from the product of unscaled vectors.
 __device__ __forceinline__ float coefficient(float product, float scale_t, float scale_s, float cum_t, float cum_s) {
-  return __fmul_rn(__fmul_rn(product, __fmul_rn(scale_t, scale_s)), expf(__fsub_rn(cum_t, cum_s)));
+  return __fmul_rn(__fmul_rn(product, __fmul_rn(scale_t, scale_s)), decay_between(cum_s, cum_t));
 }
 
 /// What a value head has of each token of a chunk, in shared memory. Tokens that are not there have 0 and a decay of 1.
 struct ChunkGates {
   float q_scale[kChunk], k_scale[kChunk], beta[kChunk];
-  float cum[kChunk];    ///< sums of logarithms of decays up to and with a token
-  float decay[kChunk];  ///< exp(cum)
+  float cum[kChunk];    ///< sums of logarithms of decays, to base 2, up to and with a token
+  float decay[kChunk];  ///< 2^cum
 };
 /// The gates of two tokens, 2 lane and 2 lane + 1, in the registers of one warp.
 struct GatesOfLane {
@@ -97,7 +105,8 @@ struct GatesOfLane {
   /// One order of sums, in which later tokens have no part.
   __device__ __forceinline__ void write(ChunkGates& to) const {
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    const float both = __fadd_rn(log_decay[0], log_decay[1]);
+    constexpr float kLog2E = 1.442695041f;
+    const float first = __fmul_rn(log_decay[0], kLog2E), both = __fadd_rn(first, __fmul_rn(log_decay[1], kLog2E));
     float sum = both;
 #pragma unroll
     for (int distance = 1; distance < kWarp; distance *= 2) {
@@ -106,26 +115,25 @@ struct GatesOfLane {
     }
     float before = __shfl_up_sync(kFullWarp, sum, 1);
     if (lane == 0) before = 0.0f;
-    const float cum[2] = {__fadd_rn(before, log_decay[0]), __fadd_rn(before, both)};
+    const float cum[2] = {__fadd_rn(before, first), __fadd_rn(before, both)};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int t = 2 * lane + i;
-      to.q_scale[t] = q_scale[i], to.k_scale[t] = k_scale[i], to.beta[t] = beta[i], to.cum[t] = cum[i], to.decay[t] = expf(cum[i]);
+      to.q_scale[t] = q_scale[i], to.k_scale[t] = k_scale[i], to.beta[t] = beta[i], to.cum[t] = cum[i], to.decay[t] = power_of_2(cum[i]);
     }
   }
 };
 
 /// A block's threads ask for keys (side 1) or queries (side 0) of tokens [lo, hi) of a chunk, whose rows begin at `row`; tokens from hi on
 /// are set to 0, those before lo stay as they are. For copies_commit().
-template <typename T>
+template <int kThreads, typename T>
 __device__ __forceinline__ void ask_for_keys(ChunkKeys to, const RuleInputs<T>& in, int side, int m, std::int64_t row, int lo, int hi) {
-  constexpr int kPieces = kChunkKeys / kVec;  // of 16 bytes
-  for (int i = static_cast<int>(threadIdx.x); i < kChunk * kPieces; i += static_cast<int>(blockDim.x)) {
-    const int t = i / kPieces, c = i % kPieces * kVec;
-    if (t < lo) continue;
-    const bool exists = t < hi;
-    copy_16(to.at(t, c), in.qkv + (row + (exists ? t : lo)) * in.qkv_stride + (side * in.num_key_heads + m) * kChunkKeys + c, exists);
-  }
+  constexpr int kPieces = kChunkKeys / kVec, kRows = kThreads / kPieces;  // of 16 bytes; at a time
+  const int first = static_cast<int>(threadIdx.x) / kPieces, c = static_cast<int>(threadIdx.x) % kPieces * kVec;
+  const T* from = in.qkv + (row + first) * in.qkv_stride + (side * in.num_key_heads + m) * kChunkKeys + c;
+#pragma unroll
+  for (int t = first; t < first + kChunk; t += kRows, from += kRows * in.qkv_stride)
+    if (t >= lo) copy_16(to.at(t, c), t < hi ? from : in.qkv, t < hi);
 }
 
 }  // namespace prl::ops::cuda
