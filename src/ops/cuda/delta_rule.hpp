@@ -49,6 +49,15 @@ void delta_rule_step(OpContext& ctx, TensorView out_TV, TensorView state_SF, con
 /// Any other.
 void delta_rule_in_chunks(OpContext& ctx, TensorView out_TV, TensorView state_SF, const RuleScales& scales, const DeltaRule& in,
                           const StateRows& rows);
+/// From the last chunk of each sequence to its first.
+struct ChunkGradients {
+  float* dstates_CNKD;                ///< fp32 [chunks, N, K, D]: of the state behind each chunk; behind a sequence's last it is 0, not written
+  float* y_TV;                        ///< fp32 [T, N D]: of R, and of the values
+  const std::int32_t* chunk_start_S;  ///< as of ChunkStates, and one for the end
+};
+/// Writes the gradients of values in dqkv_TC, too.
+void write_chunk_gradients(OpContext& ctx, const ChunkGradients& to, TensorView dqkv_TC, ConstTensorView dout_TV, const RuleScales& scales,
+                           const DeltaRule& in, const StateRows& rows);
 void delta_rule_backward_in_chunks(OpContext& ctx, const DeltaRuleGrads& grads, ConstTensorView dout_TV, const DeltaRule& in,
                                    const StateRows& rows);
 

@@ -136,4 +136,28 @@ __device__ __forceinline__ void ask_for_keys(ChunkKeys to, const RuleInputs<T>& 
     if (t >= lo) copy_16(to.at(t, c), t < hi ? from : in.qkv, t < hi);
 }
 
+/// Where element e of a lane's part of a product lies in its tile of 16 by 8.
+__device__ __forceinline__ int tile_row(int lane, int e) { return lane / 4 + e / 2 * 8; }
+__device__ __forceinline__ int tile_col(int lane, int e) { return lane % 4 * 2 + e % 2; }
+
+/// Asks for columns [0, num_cols) of `size` tokens' rows from `from` on; those behind them become 0.
+template <int kColumns>
+__device__ __forceinline__ void ask_for_columns(PaddedMatrix<kColumns> to, const __nv_bfloat16* from, std::int64_t stride, int size,
+                                                int num_cols) {
+  const int pieces = num_cols / kVec;  // of 16 bytes
+  for (int i = static_cast<int>(threadIdx.x); i < kChunk * pieces; i += static_cast<int>(blockDim.x)) {
+    const int t = i / pieces, c = i % pieces * kVec;
+    copy_16(to.at(t, c), from + (t < size ? t : 0) * stride + c, t < size);
+  }
+}
+
+/// A kernel whose shared memory is one Shared.
+template <typename Shared, typename Kernel, typename Args>
+void launch_with(OpContext& ctx, Kernel kernel, const Args& a, dim3 grid, int threads) {
+  constexpr int kBytes = sizeof(Shared);
+  PRL_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+  kernel<<<grid, threads, kBytes, stream_of(ctx)>>>(a);
+  PRL_CUDA_CHECK(cudaGetLastError());
+}
+
 }  // namespace prl::ops::cuda

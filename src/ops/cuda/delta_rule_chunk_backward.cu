@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cmath>
 #include <span>
 #include <vector>
@@ -33,292 +32,6 @@ static_assert(kColsOfKey == 16 && kSubChunks == 4);
 
 using PieceCols = PaddedMatrix<kColsOfPiece>;
 using ChunkPairs = PaddedMatrix<kChunk>;  ///< of two tokens' something
-
-/// Where element e of a lane's part of a product lies in its tile of 16 by 8.
-__device__ __forceinline__ int tile_row(int lane, int e) { return lane / 4 + e / 2 * 8; }
-__device__ __forceinline__ int tile_col(int lane, int e) { return lane % 4 * 2 + e % 2; }
-
-/// Asks for columns [0, num_cols) of `size` tokens' rows from `from` on; those behind them become 0.
-template <int kColumns>
-__device__ __forceinline__ void ask_for_columns(PaddedMatrix<kColumns> to, const __nv_bfloat16* from, std::int64_t stride, int size,
-                                                int num_cols) {
-  const int pieces = num_cols / kVec;  // of 16 bytes
-  for (int i = static_cast<int>(threadIdx.x); i < kChunk * pieces; i += static_cast<int>(blockDim.x)) {
-    const int t = i / pieces, c = i % pieces * kVec;
-    copy_16(to.at(t, c), from + (t < size ? t : 0) * stride + c, t < size);
-  }
-}
-
-// From the last chunk to the first.
-
-struct ReverseArgs {
-  RuleInputs<__nv_bfloat16> in;
-  const __nv_bfloat16* dout;
-  __nv_bfloat16* dqkv;
-  std::int64_t dout_stride, dqkv_stride;
-  const std::int32_t* chunk_start_S;
-  float* dstates_CNKD;  ///< dS' of each chunk but the last of a sequence, which is 0
-  float* y_TV;
-};
-
-struct ReverseShared {
-  __nv_bfloat16 keys[2][kChunk * ChunkKeys::kPitch], queries[2][kChunk * ChunkKeys::kPitch];
-  __nv_bfloat16 dout[kChunk * ChunkCols::kPitch];
-  union {
-    __nv_bfloat16 dstate[2][kChunkKeys * ChunkCols::kPitch];   ///< dS', high and low parts, until all products with it are done
-    __nv_bfloat16 weighted[2][2][kChunk * ChunkCols::kPitch];  ///< what queries and keys are multiplied with for dS, likewise
-  };
-  __nv_bfloat16 y[2][kChunk * ChunkCols::kPitch];
-  float diagonal[kSubChunks][kSubChunk][kSubChunk];  ///< A, [tile][t][s]
-  float sums[kSubChunk][kRuleCols + 1];              ///< of the tile whose turn it is
-  ChunkGates gates;
-};
-static_assert(2 * (sizeof(ReverseShared) + 1024) <= 228 * 1024, "two blocks fit a multiprocessor");
-
-/// c(s, t) = P_ts (is_query) or A_ts, for a warp's 16 tokens s and the 16 tokens t of a tile that is not earlier. s_keys: theirs.
-__device__ __forceinline__ void later_coefficients(float (&c)[2][4], const std::uint32_t (&s_keys)[kChunkKeys / 16][4], ChunkKeys of_t,
-                                                   const float* scale_t, const ChunkGates& gates, int s_tile, int t_tile, bool is_query) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-#pragma unroll
-  for (auto& half : c)
-#pragma unroll
-    for (float& v : half) v = 0.0f;
-#pragma unroll
-  for (int k = 0; k < kChunkKeys / 16; ++k) {
-    std::uint32_t b[4];
-    of_t.right_rows(b, t_tile * kSubChunk, k * 16);
-    multiply_add(c[0], s_keys[k], b[0], b[1]);
-    multiply_add(c[1], s_keys[k], b[2], b[3]);
-  }
-#pragma unroll
-  for (int half = 0; half < 2; ++half)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int s = s_tile * kSubChunk + tile_row(lane, e), t = t_tile * kSubChunk + half * 8 + tile_col(lane, e);
-      const bool is_there = is_query ? s <= t : s < t;
-      c[half][e] = is_there ? coefficient(c[half][e], scale_t[t], gates.k_scale[s], gates.cum[t], gates.cum[s]) : 0.0f;
-    }
-}
-
-/// sum[16 x 32] += left times rows [row, row + 16) of two matrices that are one, high and low parts.
-__device__ __forceinline__ void add_product(float (&sum)[4][4], const SplitLeft& left, ChunkCols hi, ChunkCols lo, int row) {
-#pragma unroll
-  for (int j = 0; j < 4; j += 2) {
-    std::uint32_t b_hi[4], b_lo[4];
-    hi.right_columns(b_hi, row, j * 8);
-    lo.right_columns(b_lo, row, j * 8);
-    multiply_add(sum[j], left, b_hi, b_lo);
-    multiply_add(sum[j + 1], left, b_hi + 2, b_lo + 2);
-  }
-}
-
-__global__ void __launch_bounds__(kRuleThreads, 2) rule_reverse_kernel(const ReverseArgs a) {
-  extern __shared__ __align__(16) char memory[];
-  auto& shared = *reinterpret_cast<ReverseShared*>(memory);
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int sequence = static_cast<int>(blockIdx.z), n = static_cast<int>(blockIdx.y), first_col = static_cast<int>(blockIdx.x) * kRuleCols;
-  const int N = a.in.num_value_heads, D = a.in.value_dim, m = n / (N / a.in.num_key_heads), col = first_col + lane;
-  const std::int64_t begin = a.in.first_row(sequence), count = a.in.end_row(sequence) - begin;
-  if (count == 0) return;
-  const int num_chunks = static_cast<int>((count + kChunk - 1) / kChunk), own = warp * kSubChunk;
-  const auto row_of_chunk = [&](int chunk) { return begin + static_cast<std::int64_t>(chunk) * kChunk; };
-  const auto size_of_chunk = [&](int chunk) {
-    return static_cast<int>(min(kRuleChunk, count - static_cast<std::int64_t>(chunk) * kChunk));
-  };
-
-  GatesOfLane gates_ahead;
-  const auto ask_for_vectors = [&](int chunk, int buffer) {
-    const std::int64_t row = row_of_chunk(chunk);
-    const int size = size_of_chunk(chunk);
-    ask_for_keys(ChunkKeys{shared.keys[buffer]}, a.in, 1, m, row, 0, size);
-    ask_for_keys(ChunkKeys{shared.queries[buffer]}, a.in, 0, m, row, 0, size);
-    copies_commit();
-    if (warp == 0) gates_ahead.read(a.in, n, row, 0, size);
-  };
-  const auto ask_for_dout = [&](int chunk) {
-    const __nv_bfloat16* from = a.dout + row_of_chunk(chunk) * a.dout_stride + n * D + first_col;
-    ask_for_columns(ChunkCols{shared.dout}, from, a.dout_stride, size_of_chunk(chunk), kRuleCols);
-    copies_commit();
-  };
-  const ChunkCols dout{shared.dout}, y_hi{shared.y[0]}, y_lo{shared.y[1]}, dstate_hi{shared.dstate[0]}, dstate_lo{shared.dstate[1]};
-  const ChunkCols for_queries_hi{shared.weighted[0][0]}, for_queries_lo{shared.weighted[0][1]};
-  const ChunkCols for_keys_hi{shared.weighted[1][0]}, for_keys_lo{shared.weighted[1][1]};
-  const ChunkGates& gates = shared.gates;
-
-  float dstate[2][4][4] = {};  // rows [32 warp, 32 warp + 32), in tiles of 16 by 8
-  ask_for_vectors(num_chunks - 1, 0);
-  ask_for_dout(num_chunks - 1);
-  for (int chunk = num_chunks - 1, buffer = 0; chunk >= 0; --chunk, buffer = 1 - buffer) {
-    const ChunkKeys keys{shared.keys[buffer]}, queries{shared.queries[buffer]};
-    const std::int64_t row = row_of_chunk(chunk);
-    const int size = size_of_chunk(chunk);
-    const bool has_later = chunk + 1 < num_chunks;
-    if (warp == 0) gates_ahead.write(shared.gates);
-    if (has_later) {
-      float* const to =
-          a.dstates_CNKD + ((static_cast<std::int64_t>(a.chunk_start_S[sequence]) + chunk) * N + n) * kChunkKeys * D + first_col;
-#pragma unroll
-      for (int i = 0; i < 2; ++i)
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-#pragma unroll
-          for (int e = 0; e < 4; e += 2) {
-            const int k = warp * 32 + i * 16 + tile_row(lane, e), c = j * 8 + tile_col(lane, e);
-            const SplitPair pair = split(dstate[i][j][e], dstate[i][j][e + 1]);
-            *reinterpret_cast<std::uint32_t*>(dstate_hi.at(k, c)) = pair.hi;
-            *reinterpret_cast<std::uint32_t*>(dstate_lo.at(k, c)) = pair.lo;
-            *reinterpret_cast<float2*>(to + static_cast<std::int64_t>(k) * D + c) = make_float2(dstate[i][j][e], dstate[i][j][e + 1]);
-          }
-    }
-    copies_wait<0>();
-    __syncthreads();
-    if (chunk > 0) ask_for_vectors(chunk - 1, 1 - buffer);
-
-    // Of a warp's 16 tokens: what reaches U from outputs and from the state behind the chunk, and A of later tokens.
-    float sum[4][4] = {};
-    SplitLeft later[kSubChunks - 1];  // -A of tile i + 1
-    {
-      std::uint32_t left[kChunkKeys / 16][4];
-#pragma unroll
-      for (int k = 0; k < kChunkKeys / 16; ++k) keys.left(left[k], own, k * 16);
-      if (has_later) {
-#pragma unroll
-        for (int k = 0; k < kChunkKeys / 16; ++k)
-#pragma unroll
-          for (int j = 0; j < 4; j += 2) {
-            std::uint32_t b[2][4];
-            dstate_hi.right_columns(b[0], k * 16, j * 8);
-            dstate_lo.right_columns(b[1], k * 16, j * 8);
-#pragma unroll
-            for (int part = 0; part < 2; ++part) {
-              multiply_add(sum[j], left[k], b[part][0], b[part][1]);
-              multiply_add(sum[j + 1], left[k], b[part][2], b[part][3]);
-            }
-          }
-#pragma unroll
-        for (int e = 0; e < 4; e += 2) {
-          const int s = own + tile_row(lane, e);
-          const float weight = __fmul_rn(gates.k_scale[s], expf(__fsub_rn(gates.cum[kChunk - 1], gates.cum[s])));
-#pragma unroll
-          for (int j = 0; j < 4; ++j) sum[j][e] = __fmul_rn(sum[j][e], weight), sum[j][e + 1] = __fmul_rn(sum[j][e + 1], weight);
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kSubChunks; ++i) {
-        if (i < warp) continue;
-        float c[2][4];
-        later_coefficients(c, left, queries, gates.q_scale, gates, warp, i, true);
-        SplitLeft p;
-        p.pack(c[0], c[1]);
-#pragma unroll
-        for (int j = 0; j < 4; j += 2) {
-          std::uint32_t b[4];
-          dout.right_columns(b, i * kSubChunk, j * 8);
-          multiply_add(sum[j], p.hi, b[0], b[1]);
-          multiply_add(sum[j], p.lo, b[0], b[1]);
-          multiply_add(sum[j + 1], p.hi, b[2], b[3]);
-          multiply_add(sum[j + 1], p.lo, b[2], b[3]);
-        }
-        later_coefficients(c, left, keys, gates.k_scale, gates, warp, i, false);
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            if (i == warp) shared.diagonal[warp][half * 8 + tile_col(lane, e)][tile_row(lane, e)] = c[half][e];
-            c[half][e] = -c[half][e];
-          }
-        if (i > 0 && i > warp) later[i > 0 ? i - 1 : 0].pack(c[0], c[1]);
-      }
-    }
-    __syncthreads();  // nobody reads dS' in shared memory any more
-
-    const auto weigh_dout = [&] {
-#pragma unroll
-      for (int i = 0; i < kSubChunk; ++i) {
-        const int t = own + i;
-        const float v = __fmul_rn(__bfloat162float(*dout.at(t, lane)), __fmul_rn(gates.q_scale[t], gates.decay[t]));
-        split_into(for_queries_hi.at(t, lane), for_queries_lo.at(t, lane), v);
-      }
-    };
-    // From the last token to the first, a lane for each column.
-    const auto solve = [&] {
-#pragma unroll
-      for (int j = 0; j < 4; ++j)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) shared.sums[tile_row(lane, e)][j * 8 + tile_col(lane, e)] = sum[j][e];
-      __syncwarp();
-      float of_token[kSubChunk];
-#pragma unroll
-      for (int i = 0; i < kSubChunk; ++i) of_token[i] = shared.sums[i][lane];
-#pragma unroll
-      for (int i = kSubChunk - 1; i >= 0; --i) {
-        const int t = own + i;
-        const float y = __fmul_rn(gates.beta[t], of_token[i]);
-#pragma unroll
-        for (int s = 0; s < i; ++s) of_token[s] = fmaf(-shared.diagonal[warp][i][s], y, of_token[s]);
-        split_into(y_hi.at(t, lane), y_lo.at(t, lane), y);
-        split_into(for_keys_hi.at(t, lane), for_keys_lo.at(t, lane), -__fmul_rn(y, __fmul_rn(gates.k_scale[t], gates.decay[t])));
-        if (t < size) {
-          a.y_TV[(row + t) * N * D + n * D + col] = y;
-          a.dqkv[(row + t) * a.dqkv_stride + a.in.v_column(n) + col] = __float2bfloat16_rn(y);
-        }
-      }
-    };
-#pragma unroll 1
-    for (int tile = kSubChunks - 1; tile >= 0; --tile) {
-      if (warp == tile) solve();
-      // While it is another warp's turn.
-      if (tile == (warp == kSubChunks - 1 ? kSubChunks - 2 : kSubChunks - 1)) weigh_dout();
-      __syncthreads();
-      if (warp >= tile) continue;
-      if (tile == 3)
-        add_product(sum, later[2], y_hi, y_lo, 3 * kSubChunk);
-      else if (tile == 2)
-        add_product(sum, later[1], y_hi, y_lo, 2 * kSubChunk);
-      else
-        add_product(sum, later[0], y_hi, y_lo, kSubChunk);
-    }
-
-    if (chunk == 0) break;
-    ask_for_dout(chunk - 1);
-    const float decay = gates.decay[kChunk - 1];
-#pragma unroll
-    for (auto& rows : dstate)
-#pragma unroll
-      for (auto& tile : rows)
-#pragma unroll
-        for (float& v : tile) v = __fmul_rn(decay, v);
-#pragma unroll 1
-    for (int t = 0; t < kChunk; t += 16) {
-      std::uint32_t left[2][2][4];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        left_transposed(left[0][i], queries, t, warp * 32 + i * 16);
-        left_transposed(left[1][i], keys, t, warp * 32 + i * 16);
-      }
-#pragma unroll
-      for (int j = 0; j < 4; j += 2) {
-        std::uint32_t b[2][2][4];
-        for_queries_hi.right_columns(b[0][0], t, j * 8);
-        for_queries_lo.right_columns(b[0][1], t, j * 8);
-        for_keys_hi.right_columns(b[1][0], t, j * 8);
-        for_keys_lo.right_columns(b[1][1], t, j * 8);
-#pragma unroll
-        for (int side = 0; side < 2; ++side)
-#pragma unroll
-          for (int part = 0; part < 2; ++part)
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-              multiply_add(dstate[i][j], left[side][i], b[side][part][0], b[side][part][1]);
-              multiply_add(dstate[i][j + 1], left[side][i], b[side][part][2], b[side][part][3]);
-            }
-      }
-    }
-    __syncthreads();  // what was weighted gives place to dS'
-  }
-}
-
-// Within chunks.
 
 struct MatrixArgs {
   RuleInputs<__nv_bfloat16> in;
@@ -408,9 +121,8 @@ struct TilePair {
 };
 
 /// dA or dP of a tile, of columns [0, width), to `sum`.
-__device__ __forceinline__ void add_pair_products(float (&sum)[2][4], const MatrixShared& shared, const TilePair& pair, int width) {
-  auto& memory = const_cast<MatrixShared&>(shared);
-  const PieceCols dout{memory.dout}, y_hi{memory.y[0]}, y_lo{memory.y[1]}, u_hi{memory.u[0]}, u_lo{memory.u[1]};
+__device__ __forceinline__ void add_pair_products(float (&sum)[2][4], MatrixShared& shared, const TilePair& pair, int width) {
+  const PieceCols dout{shared.dout}, y_hi{shared.y[0]}, y_lo{shared.y[1]}, u_hi{shared.u[0]}, u_lo{shared.u[1]};
   const int t = pair.t_tile * kSubChunk, s = pair.s_tile * kSubChunk;
   for (int c = 0; c < width; c += 16) {
     std::uint32_t hi[4], lo[4];
@@ -817,14 +529,6 @@ struct ChunkMemory {
   }
 };
 
-template <typename Shared, typename Kernel, typename Args>
-void launch_with(OpContext& ctx, Kernel kernel, const Args& a, dim3 grid, int threads) {
-  constexpr int kBytes = sizeof(Shared);
-  PRL_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-  kernel<<<grid, threads, kBytes, stream_of(ctx)>>>(a);
-  PRL_CUDA_CHECK(cudaGetLastError());
-}
-
 }  // namespace
 
 void delta_rule_backward_in_chunks(OpContext& ctx, const DeltaRuleGrads& grads, ConstTensorView dout_TV, const DeltaRule& in,
@@ -841,19 +545,9 @@ void delta_rule_backward_in_chunks(OpContext& ctx, const DeltaRuleGrads& grads, 
   write_chunk_states(ctx, {memory.states_CNKD, memory.residual_TV, chunk_start_S}, memory.scales, in, rows);
 
   using T = __nv_bfloat16;
-  const RuleInputs<T> inputs = rule_inputs<T>(ctx, memory.scales, in, rows);
-  const ReverseArgs reverse{.in = inputs,
-                            .dout = dout_TV.as<T>(),
-                            .dqkv = grads.dqkv_TC.as<T>(),
-                            .dout_stride = dout_TV.row_stride,
-                            .dqkv_stride = grads.dqkv_TC.row_stride,
-                            .chunk_start_S = chunk_start_S,
-                            .dstates_CNKD = memory.dstates_CNKD,
-                            .y_TV = memory.y_TV};
-  const auto N = static_cast<unsigned>(in.num_value_heads), num_sequences = static_cast<unsigned>(rows.start_S.size() - 1);
-  launch_with<ReverseShared>(ctx, rule_reverse_kernel, reverse, dim3(static_cast<unsigned>(in.value_dim / kRuleCols), N, num_sequences),
-                             kRuleThreads);
-  const MatrixArgs matrix{.in = inputs,
+  const ChunkGradients gradients{memory.dstates_CNKD, memory.y_TV, chunk_start_S};
+  write_chunk_gradients(ctx, gradients, grads.dqkv_TC, dout_TV, memory.scales, in, rows);
+  const MatrixArgs matrix{.in = rule_inputs<T>(ctx, memory.scales, in, rows),
                           .gates = rule_gate_grads<T>(grads, in, memory.parameter_parts),
                           .dout = dout_TV.as<T>(),
                           .dqkv = grads.dqkv_TC.as<T>(),
@@ -866,8 +560,8 @@ void delta_rule_backward_in_chunks(OpContext& ctx, const DeltaRuleGrads& grads, 
                           .residual_TV = memory.residual_TV,
                           .y_TV = memory.y_TV,
                           .query_scale = 1.0f / std::sqrt(static_cast<float>(in.key_dim))};
-  launch_with<MatrixShared>(ctx, rule_matrix_kernel, matrix,
-                            dim3(static_cast<unsigned>(chunks.count()), static_cast<unsigned>(in.num_key_heads)), kMatrixThreads);
+  const dim3 grid(static_cast<unsigned>(chunks.count()), static_cast<unsigned>(in.num_key_heads));
+  launch_with<MatrixShared>(ctx, rule_matrix_kernel, matrix, grid, kMatrixThreads);
   add_rule_parameters(ctx, grads, memory.parameter_parts, rows);
 }
 
