@@ -286,7 +286,7 @@ __device__ __forceinline__ void add_states(KeyTiles& dq, KeyTiles& dk, const Sta
     for (int e = 0; e < 4; e += 2) {
       const int t = tile * kSubChunk + tile_row(lane, e);
       const float of_q = __fmul_rn(gates.q_scale[t], gates.decay[t]), of_k = -__fmul_rn(gates.k_scale[t], gates.decay[t]);
-      const float of_w = __fmul_rn(gates.k_scale[t], expf(__fsub_rn(gates.cum[kChunk - 1], gates.cum[t])));
+      const float of_w = __fmul_rn(gates.k_scale[t], decay_between(gates.cum[t], gates.cum[kChunk - 1]));
       float read = 0.0f, written = 0.0f;
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
@@ -450,8 +450,8 @@ __global__ void __launch_bounds__(kMatrixThreads) rule_matrix_kernel(const Matri
   const int chunk = static_cast<int>(blockIdx.x), m = static_cast<int>(blockIdx.y), N = a.in.num_value_heads, D = a.in.value_dim;
   const int group = N / a.in.num_key_heads;
   const ChunkPlace place(a, chunk);
-  ask_for_keys(ChunkKeys{shared.keys}, a.in, 1, m, place.row, 0, place.size);
-  ask_for_keys(ChunkKeys{shared.queries}, a.in, 0, m, place.row, 0, place.size);
+  ask_for_keys<kMatrixThreads>(ChunkKeys{shared.keys}, a.in, 1, m, place.row, 0, place.size);
+  ask_for_keys<kMatrixThreads>(ChunkKeys{shared.queries}, a.in, 0, m, place.row, 0, place.size);
   KeyTiles dq = {}, dk = {};
 #pragma unroll 1
   for (int n = m * group; n < (m + 1) * group; ++n) {
