@@ -107,7 +107,7 @@ void causal_conv_backward(OpContext& ctx, TensorView dx_TC, TensorView dweight_C
 }
 
 bool delta_rule_goes_in_chunks(DeviceKind device, DType dtype, std::int64_t key_dim, std::int64_t value_dim) noexcept {
-  return device == DeviceKind::kCuda && dtype == DType::kBF16 && key_dim == 128 && value_dim % 32 == 0;
+  return device == DeviceKind::kCuda && dtype == DType::kBF16 && key_dim == 128 && value_dim == 128;
 }
 
 std::int64_t delta_rule_state_size(DeviceKind device, DType dtype, std::int64_t num_key_heads, std::int64_t num_value_heads,

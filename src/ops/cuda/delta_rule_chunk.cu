@@ -8,6 +8,7 @@ namespace prl::ops::cuda {
 namespace {
 
 using Half = __nv_bfloat16;
+constexpr int D = kChunkValues, kStateSize = kChunkKeys * D;
 
 /// What a slot holds behind the state [N, K, D]: tokens since the last multiple of kRuleChunk.
 struct OpenChunk {
@@ -15,8 +16,8 @@ struct OpenChunk {
   float* k_scale;    ///< [M, kChunk]
   float* log_decay;  ///< [N, kChunk]
   float* u;          ///< [N, kChunk, D]
-  __device__ OpenChunk(float* slot, int M, int N, int D) {
-    float* at = slot + static_cast<std::int64_t>(N) * kChunkKeys * D;
+  __device__ OpenChunk(float* slot, int M, int N) {
+    float* at = slot + static_cast<std::int64_t>(N) * kStateSize;
     keys = reinterpret_cast<Half*>(at);
     k_scale = at + static_cast<std::int64_t>(M) * kChunk * kChunkKeys / 2;
     log_decay = k_scale + static_cast<std::int64_t>(M) * kChunk;
@@ -57,11 +58,6 @@ __device__ __forceinline__ int row_of(int lane, int e) { return lane / 4 + e / 2
 __device__ __forceinline__ int col_of(int lane, int e) { return lane % 4 * 2 + e % 2; }
 
 __device__ __forceinline__ float solved(float beta, float v, float sum) { return __fmul_rn(beta, __fsub_rn(v, sum)); }
-/// What a token adds to the state behind its chunk, before it is multiplied with its key.
-__device__ __forceinline__ float weighted(const ChunkGates& gates, int t, float u) {
-  return __fmul_rn(u, __fmul_rn(gates.k_scale[t], decay_between(gates.cum[t], gates.cum[kChunk - 1])));
-}
-
 /// Products of 16 tokens' keys or queries, from row `left_row` of `left` on, with 16 earlier ones' keys, as coefficients.
 __device__ __forceinline__ void coefficients(float (&c)[2][4], ChunkKeys left, int left_row, ChunkKeys keys, const ChunkGates& gates,
                                              const float* left_scale, int tile, int other, bool has_diagonal) {
@@ -94,16 +90,19 @@ __device__ __forceinline__ void coefficients(float (&c)[2][4], ChunkKeys left, i
   }
 }
 
+/// Of 16 tokens' sums, column by column: eight columns begin in different banks.
+constexpr int kSumPitch = kSubChunk + 4;
+
 struct ChunkShared {
   Half keys[2][kChunk * ChunkKeys::kPitch], queries[2][kChunk * ChunkKeys::kPitch];
   union {
     Half state[2][kChunkKeys * ChunkCols::kPitch];  ///< high and low parts, until all products with it are done
     struct {
-      Half weighted[2][kChunk * ChunkCols::kPitch];
-      float sums[kSubChunks][kSubChunk][kRuleCols + 1];
+      Half weighted[2][kRuleCols * ChunkTokens::kPitch];
+      float sums[kSubChunks][kRuleCols][kSumPitch];
     } later;
   };
-  Half u[2][kChunk * ChunkCols::kPitch];
+  Half u[2][kRuleCols * ChunkTokens::kPitch];
   float diagonal[kSubChunks][kSubChunk][kSubChunk];             ///< A, [tile][s][t]
   SplitLeft earlier[kSubChunks * (kSubChunks - 1) / 2][kWarp];  ///< A of a tile and earlier ones, as its warp multiplies with it
   ChunkGates gates[2];
@@ -112,8 +111,8 @@ struct ChunkShared {
 /// A block's columns of a state, in registers: those of rows [32 warp, 32 warp + 32) are a warp's.
 struct StateTile {
   float v[2][4][4];
-  __device__ __forceinline__ float* place(float* state, int warp, int lane, int first_col, int D, int m, int n, int e) const {
-    return state + static_cast<std::int64_t>(warp * 32 + m * 16 + row_of(lane, e)) * D + first_col + n * 8 + col_of(lane, e);
+  __device__ __forceinline__ float* place(float* state, int warp, int lane, int first_col, int m, int n, int e) const {
+    return state + (warp * 32 + m * 16 + row_of(lane, e)) * D + first_col + n * 8 + col_of(lane, e);
   }
   template <typename Body>
   __device__ __forceinline__ void each(Body&& body) {
@@ -133,12 +132,12 @@ __global__ void __launch_bounds__(kRuleThreads, 2) rule_chunk_kernel(const Chunk
   auto& shared = *reinterpret_cast<ChunkShared*>(memory);
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
   const int s = static_cast<int>(blockIdx.z), n = static_cast<int>(blockIdx.y), first_col = static_cast<int>(blockIdx.x) * kRuleCols;
-  const int N = a.in.num_value_heads, M = a.in.num_key_heads, D = a.in.value_dim, m = n / (N / M), col = first_col + lane;
+  const int N = a.in.num_value_heads, M = a.in.num_key_heads, m = n / (N / M), col = first_col + lane;
   const ChunkSequence seq(a, s);
   if (seq.end == seq.before) return;
   const bool has_slot = !kSaves && seq.slot != nullptr;
-  const OpenChunk open(seq.slot, M, N, D);
-  const std::int64_t state_at = static_cast<std::int64_t>(n) * kChunkKeys * D;
+  const OpenChunk open(seq.slot, M, N);
+  const std::int64_t state_at = static_cast<std::int64_t>(n) * kStateSize;
   std::int64_t chunk = seq.before / kChunk;
   const std::int64_t last_chunk = (seq.end - 1) / kChunk;
 
@@ -183,7 +182,7 @@ __global__ void __launch_bounds__(kRuleThreads, 2) rule_chunk_kernel(const Chunk
   state.each([&](int i, int j, int e, float& first, float& second) {
     first = second = 0.0f;
     if (!has_state) return;
-    const float2 pair = *reinterpret_cast<const float2*>(state.place(seq.slot + state_at, warp, lane, first_col, D, i, j, e));
+    const float2 pair = *reinterpret_cast<const float2*>(state.place(seq.slot + state_at, warp, lane, first_col, i, j, e));
     first = pair.x, second = pair.y;
   });
   place();
@@ -193,8 +192,9 @@ __global__ void __launch_bounds__(kRuleThreads, 2) rule_chunk_kernel(const Chunk
     const int here_lo = lo, here_hi = hi;
     const std::int64_t here_row = row;
     const ChunkKeys keys{shared.keys[buffer]}, queries{shared.queries[buffer]};
-    const ChunkCols state_hi{shared.state[0]}, state_lo{shared.state[1]}, u_hi{shared.u[0]}, u_lo{shared.u[1]};
-    const ChunkCols weighted_hi{shared.later.weighted[0]}, weighted_lo{shared.later.weighted[1]};
+    const ChunkCols state_hi{shared.state[0]}, state_lo{shared.state[1]};
+    const ChunkTokens u_hi{shared.u[0]}, u_lo{shared.u[1]};
+    const ChunkTokens weighted_hi{shared.later.weighted[0]}, weighted_lo{shared.later.weighted[1]};
     const ChunkGates& gates = shared.gates[buffer];
     if (warp == 0) gates_ahead.write(shared.gates[buffer]);
     if (has_state)
@@ -272,16 +272,19 @@ __global__ void __launch_bounds__(kRuleThreads, 2) rule_chunk_kernel(const Chunk
     for (int tile = 0; tile < kSubChunks; ++tile) {
       if (warp == tile) {
         float sums[kSubChunk];
+        auto& staged_sums = shared.later.sums[warp];
 #pragma unroll
         for (int j = 0; j < 4; ++j)
 #pragma unroll
-          for (int e = 0; e < 4; ++e) shared.later.sums[warp][row_of(lane, e)][j * 8 + col_of(lane, e)] = of_keys[j][e];
+          for (int e = 0; e < 4; ++e) staged_sums[j * 8 + col_of(lane, e)][row_of(lane, e)] = of_keys[j][e];
         __syncwarp();
 #pragma unroll
-        for (int i = 0; i < kSubChunk; ++i) {
-          sums[i] = shared.later.sums[warp][i][lane];
-          u[i] = 0.0f;
+        for (int i = 0; i < kSubChunk; i += 4) {
+          const float4 part = *reinterpret_cast<const float4*>(staged_sums[lane] + i);
+          sums[i] = part.x, sums[i + 1] = part.y, sums[i + 2] = part.z, sums[i + 3] = part.w;
         }
+#pragma unroll
+        for (float& value : u) value = 0.0f;
         if (first < here_lo) {
 #pragma unroll
           for (int i = 0; i < kSubChunk; ++i)
@@ -298,16 +301,16 @@ __global__ void __launch_bounds__(kRuleThreads, 2) rule_chunk_kernel(const Chunk
             for (int later = i + 1; later < kSubChunk; ++later) sums[later] = fmaf(shared.diagonal[warp][i][later], u[i], sums[later]);
           }
         }
-#pragma unroll
-        for (int i = 0; i < kSubChunk; ++i) split_into(u_hi.at(first + i, lane), u_lo.at(first + i, lane), u[i]);
+        split_into(u_hi.at(lane, first), u_lo.at(lane, first), u);
       }
       __syncthreads();
       if (warp == tile) {
         // Not what the next tile waits for.
         if (is_complete) {
+          float w[kSubChunk];
 #pragma unroll
-          for (int i = 0; i < kSubChunk; ++i)
-            split_into(weighted_hi.at(first + i, lane), weighted_lo.at(first + i, lane), weighted(gates, first + i, u[i]));
+          for (int i = 0; i < kSubChunk; ++i) w[i] = __fmul_rn(u[i], gates.weight[first + i]);
+          split_into(weighted_hi.at(lane, first), weighted_lo.at(lane, first), w);
         }
         const bool keeps_u = !kSaves && has_slot && !is_complete;
         float* const to =
@@ -323,8 +326,8 @@ __global__ void __launch_bounds__(kRuleThreads, 2) rule_chunk_kernel(const Chunk
 #pragma unroll
         for (int j = 0; j < 4; j += 2) {
           std::uint32_t b_hi[4], b_lo[4];
-          u_hi.right_columns(b_hi, tile * kSubChunk, j * 8);
-          u_lo.right_columns(b_lo, tile * kSubChunk, j * 8);
+          u_hi.right_rows(b_hi, j * 8, tile * kSubChunk);
+          u_lo.right_rows(b_lo, j * 8, tile * kSubChunk);
           multiply_add(of_keys[j], left, b_hi, b_lo);
           multiply_add(of_keys[j + 1], left, b_hi + 2, b_lo + 2);
         }
@@ -343,8 +346,8 @@ __global__ void __launch_bounds__(kRuleThreads, 2) rule_chunk_kernel(const Chunk
 #pragma unroll
           for (int j = 0; j < 4; j += 2) {
             std::uint32_t b_hi[4], b_lo[4];
-            u_hi.right_columns(b_hi, i * kSubChunk, j * 8);
-            u_lo.right_columns(b_lo, i * kSubChunk, j * 8);
+            u_hi.right_rows(b_hi, j * 8, i * kSubChunk);
+            u_lo.right_rows(b_lo, j * 8, i * kSubChunk);
             multiply_add(of_queries[j], p, b_hi, b_lo);
             multiply_add(of_queries[j + 1], p, b_hi + 2, b_lo + 2);
           }
@@ -372,8 +375,8 @@ __global__ void __launch_bounds__(kRuleThreads, 2) rule_chunk_kernel(const Chunk
 #pragma unroll
         for (int j = 0; j < 4; j += 2) {
           std::uint32_t b[2][4];
-          weighted_hi.right_columns(b[0], k, j * 8);
-          weighted_lo.right_columns(b[1], k, j * 8);
+          weighted_hi.right_rows(b[0], j * 8, k);
+          weighted_lo.right_rows(b[1], j * 8, k);
 #pragma unroll
           for (int part = 0; part < 2; ++part)
 #pragma unroll
@@ -385,9 +388,9 @@ __global__ void __launch_bounds__(kRuleThreads, 2) rule_chunk_kernel(const Chunk
       }
       has_state = is_changed = true;
       if constexpr (kSaves) {
-        float* const to = a.saved.states_CNKD + (static_cast<std::int64_t>(a.saved.chunk_start_S[s]) + chunk + 1) * N * kChunkKeys * D;
+        float* const to = a.saved.states_CNKD + (static_cast<std::int64_t>(a.saved.chunk_start_S[s]) + chunk + 1) * N * kStateSize;
         state.each([&](int i, int j, int e, float one, float other) {
-          *reinterpret_cast<float2*>(state.place(to + state_at, warp, lane, first_col, D, i, j, e)) = make_float2(one, other);
+          *reinterpret_cast<float2*>(state.place(to + state_at, warp, lane, first_col, i, j, e)) = make_float2(one, other);
         });
       }
     }
@@ -395,7 +398,7 @@ __global__ void __launch_bounds__(kRuleThreads, 2) rule_chunk_kernel(const Chunk
   }
   if (has_slot && is_changed)
     state.each([&](int i, int j, int e, float one, float other) {
-      *reinterpret_cast<float2*>(state.place(seq.slot + state_at, warp, lane, first_col, D, i, j, e)) = make_float2(one, other);
+      *reinterpret_cast<float2*>(state.place(seq.slot + state_at, warp, lane, first_col, i, j, e)) = make_float2(one, other);
     });
 }
 
@@ -404,7 +407,7 @@ __global__ void __launch_bounds__(kRuleThreads) rule_keep_kernel(const ChunkArgs
   const int s = static_cast<int>(blockIdx.y), m = static_cast<int>(blockIdx.x), N = a.in.num_value_heads, M = a.in.num_key_heads;
   const ChunkSequence seq(a, s);
   if (seq.slot == nullptr || seq.end == seq.before || seq.end % kChunk == 0) return;
-  const OpenChunk open(seq.slot, M, N, a.in.value_dim);
+  const OpenChunk open(seq.slot, M, N);
   const std::int64_t first = seq.end / kChunk * kChunk, row = seq.first_row + first - seq.before;
   const int lo = static_cast<int>(max(seq.before - first, std::int64_t{0})), hi = static_cast<int>(seq.end - first);
   constexpr int kPieces = kChunkKeys / kVec;
@@ -422,52 +425,50 @@ __global__ void __launch_bounds__(kRuleThreads) rule_keep_kernel(const ChunkArgs
 /// One token of each sequence: the sums of rule_chunk_kernel for that token alone, a warp for each eight columns.
 __global__ void __launch_bounds__(kRuleThreads) rule_step_kernel(const ChunkArgs a) {
   __shared__ __align__(16) Half key_memory[kChunk * ChunkKeys::kPitch], query_memory[kSubChunk * ChunkKeys::kPitch];
-  __shared__ __align__(16) Half u_memory[2][kChunk * ChunkCols::kPitch], weighted_memory[2][kChunk * ChunkCols::kPitch];
-  __shared__ float u_of_tile[kSubChunk][kRuleCols], to_keys[kChunk], to_queries[kChunk];
+  __shared__ __align__(16) Half u_memory[2][kRuleCols * ChunkTokens::kPitch], weighted_memory[2][kRuleCols * ChunkTokens::kPitch];
+  __shared__ __align__(16) float u_of_tile[kSubChunk][kRuleCols], to_keys[kChunk], to_queries[kChunk];
   __shared__ ChunkGates gates;
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
   const int n = static_cast<int>(blockIdx.y), first_col = static_cast<int>(blockIdx.x) * kRuleCols;
-  const int N = a.in.num_value_heads, M = a.in.num_key_heads, D = a.in.value_dim, m = n / (N / M);
+  const int N = a.in.num_value_heads, M = a.in.num_key_heads, m = n / (N / M);
   let_next_begin();
   wait_for_previous();
   const ChunkSequence seq(a, static_cast<int>(blockIdx.z));
   if (seq.slot == nullptr) return;
-  const OpenChunk open(seq.slot, M, N, D);
+  const OpenChunk open(seq.slot, M, N);
   const int p = static_cast<int>(seq.before % kChunk), tile = p / kSubChunk, in_tile = p % kSubChunk, num_rows = (tile + 1) * kSubChunk;
   const bool has_state = seq.before >= kChunk, is_last = p == kChunk - 1;
   const ChunkKeys keys{key_memory}, queries{query_memory};
-  const ChunkCols u_hi{u_memory[0]}, u_lo{u_memory[1]}, weighted_hi{weighted_memory[0]}, weighted_lo{weighted_memory[1]};
-  float* const state = seq.slot + static_cast<std::int64_t>(n) * kChunkKeys * D;
+  const ChunkTokens u_hi{u_memory[0]}, u_lo{u_memory[1]}, weighted_hi{weighted_memory[0]}, weighted_lo{weighted_memory[1]};
+  float* const state = seq.slot + static_cast<std::int64_t>(n) * kStateSize + first_col;
   float* const kept_u = open.u + static_cast<std::int64_t>(n) * kChunk * D + first_col;
   const Half* const token = a.in.qkv + seq.first_row * a.in.qkv_stride;
 
-  constexpr int kPieces = kChunkKeys / kVec;
-  for (int i = static_cast<int>(threadIdx.x); i < num_rows * kPieces; i += kRuleThreads) {
-    const int t = i / kPieces, c = i % kPieces * kVec;
-    const Half* from = t < p ? open.keys + (static_cast<std::int64_t>(m) * kChunk + t) * kChunkKeys : token + (M + m) * kChunkKeys;
-    copy_16(keys.at(t, c), from + c, t <= p);
-  }
-  for (int i = static_cast<int>(threadIdx.x); i < kSubChunk * kPieces; i += kRuleThreads) {
-    const int t = i / kPieces, c = i % kPieces * kVec;
-    copy_16(queries.at(t, c), token + m * kChunkKeys + c, t == in_tile);
+  constexpr int kPieces = kChunkKeys / kVec, kRowsOfCopy = kRuleThreads / kPieces;
+  {
+    const int t0 = static_cast<int>(threadIdx.x) / kPieces, c = static_cast<int>(threadIdx.x) % kPieces * kVec;
+    const Half *const kept = open.keys + (m * kChunk + t0) * kChunkKeys + c, *const own = token + (M + m) * kChunkKeys + c;
+#pragma unroll
+    for (int i = 0; i < kChunk; i += kRowsOfCopy)
+      if (i < num_rows) copy_16(keys.at(t0 + i, c), t0 + i < p ? kept + i * kChunkKeys : own, t0 + i <= p);
+#pragma unroll
+    for (int i = 0; i < kSubChunk; i += kRowsOfCopy) copy_16(queries.at(t0 + i, c), token + m * kChunkKeys + c, t0 + i == in_tile);
   }
   copies_commit();
   // All that comes from memory is asked for before any of it is used.
-  float state_columns[kChunkKeys / 16][2][2];
+  float state_columns[kChunkKeys / 16][2][2] = {};
+  if (has_state) {
+    const float* const from = state + lane % 4 * 2 * D + warp * 8 + lane / 4;
 #pragma unroll
-  for (int k = 0; k < kChunkKeys / 16; ++k)
+    for (int k = 0; k < kChunkKeys / 16; ++k)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int r = k * 16 + i / 2 * 8 + lane % 4 * 2 + i % 2;
-      state_columns[k][i / 2][i % 2] = has_state ? state[static_cast<std::int64_t>(r) * D + first_col + warp * 8 + lane / 4] : 0.0f;
-    }
-  constexpr int kRowsAtOnce = kRuleThreads / kRuleCols, kOfThread = kChunk / kRowsAtOnce;  // column `lane` of rows warp, warp + 4, ...
-  static_assert(kRowsAtOnce == kRuleWarps);
-  float earlier_u[kOfThread];
+      for (int i = 0; i < 4; ++i) state_columns[k][i / 2][i % 2] = from[(k * 16 + i / 2 * 8 + i % 2) * D];
+  }
+  float earlier_u[kSubChunk];  // column `lane` of a warp's tile
+  {
+    const float* const from = kept_u + warp * kSubChunk * D + lane;
 #pragma unroll
-  for (int i = 0; i < kOfThread; ++i) {
-    const int t = warp + i * kRowsAtOnce;
-    earlier_u[i] = t < p ? kept_u[static_cast<std::int64_t>(t) * D + lane] : 0.0f;
+    for (int i = 0; i < kSubChunk; ++i) earlier_u[i] = warp * kSubChunk + i < p ? from[i * D] : 0.0f;
   }
   if (warp == 0) {
     const float of_query = inverse_length(token + m * kChunkKeys, kChunkKeys, lane, a.gates.query_scale),
@@ -495,12 +496,10 @@ __global__ void __launch_bounds__(kRuleThreads) rule_step_kernel(const ChunkArgs
       const SplitPair pair = split(state_columns[k][i][0], state_columns[k][i][1]);
       state_hi[k][i] = pair.hi, state_lo[k][i] = pair.lo;
     }
+  split_into(u_hi.at(lane, warp * kSubChunk), u_lo.at(lane, warp * kSubChunk), earlier_u);
+  if (warp == tile) {
 #pragma unroll
-  for (int i = 0; i < kOfThread; ++i) {
-    const int t = warp + i * kRowsAtOnce;
-    if (t >= num_rows || t == p) continue;
-    split_into(u_hi.at(t, lane), u_lo.at(t, lane), earlier_u[i]);
-    if (t >= num_rows - kSubChunk) u_of_tile[t % kSubChunk][lane] = earlier_u[i];
+    for (int i = 0; i < kSubChunk; ++i) u_of_tile[i][lane] = earlier_u[i];
   }
   copies_wait<0>();
   __syncthreads();
@@ -561,8 +560,8 @@ __global__ void __launch_bounds__(kRuleThreads) rule_step_kernel(const ChunkArgs
   };
   const auto add = [&](float(&sum)[4], const float* from, int other) {
     std::uint32_t b_hi[4], b_lo[4];
-    u_hi.right_columns(b_hi, other * kSubChunk, warp / 2 * 16);
-    u_lo.right_columns(b_lo, other * kSubChunk, warp / 2 * 16);
+    u_hi.right_rows(b_hi, warp / 2 * 16, other * kSubChunk);
+    u_lo.right_rows(b_lo, warp / 2 * 16, other * kSubChunk);
     const SplitLeft left = left_of(from, other);
     const std::uint32_t hi[2] = {warp % 2 == 0 ? b_hi[0] : b_hi[2], warp % 2 == 0 ? b_hi[1] : b_hi[3]};
     const std::uint32_t lo[2] = {warp % 2 == 0 ? b_lo[0] : b_lo[2], warp % 2 == 0 ? b_lo[1] : b_lo[3]};
@@ -581,10 +580,9 @@ __global__ void __launch_bounds__(kRuleThreads) rule_step_kernel(const ChunkArgs
     const __nv_bfloat162 v = *reinterpret_cast<const __nv_bfloat162*>(token + a.in.v_column(n) + first_col + c);
     u[0] = solved(gates.beta[p], __low2float(v), sum[0]);
     u[1] = solved(gates.beta[p], __high2float(v), sum[1]);
-    const SplitPair pair = split(u[0], u[1]);
-    *reinterpret_cast<std::uint32_t*>(u_hi.at(p, c)) = pair.hi;
-    *reinterpret_cast<std::uint32_t*>(u_lo.at(p, c)) = pair.lo;
-    if (!is_last) *reinterpret_cast<float2*>(kept_u + static_cast<std::int64_t>(p) * D + c) = make_float2(u[0], u[1]);
+    split_into(u_hi.at(c, p), u_lo.at(c, p), u[0]);
+    split_into(u_hi.at(c + 1, p), u_lo.at(c + 1, p), u[1]);
+    if (!is_last) *reinterpret_cast<float2*>(kept_u + p * D + c) = make_float2(u[0], u[1]);
   }
   __syncthreads();
   for (int i = 0; i <= tile; ++i) add(of_query, to_queries, i);
@@ -602,38 +600,39 @@ __global__ void __launch_bounds__(kRuleThreads) rule_step_kernel(const ChunkArgs
   }
 
   // The chunk is complete: the state behind it.
+  float w[kSubChunk];
 #pragma unroll
-  for (int i = 0; i < kOfThread; ++i)
-    if (const int t = warp + i * kRowsAtOnce; t != p)
-      split_into(weighted_hi.at(t, lane), weighted_lo.at(t, lane), weighted(gates, t, earlier_u[i]));
+  for (int i = 0; i < kSubChunk; ++i) w[i] = __fmul_rn(earlier_u[i], gates.weight[warp * kSubChunk + i]);
+  split_into(weighted_hi.at(lane, warp * kSubChunk), weighted_lo.at(lane, warp * kSubChunk), w);
+  __syncthreads();
   if (has_row) {
-    split_into(weighted_hi.at(p, c), weighted_lo.at(p, c), weighted(gates, p, u[0]));
-    split_into(weighted_hi.at(p, c + 1), weighted_lo.at(p, c + 1), weighted(gates, p, u[1]));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) split_into(weighted_hi.at(c + i, p), weighted_lo.at(c + i, p), __fmul_rn(u[i], gates.weight[p]));
   }
   __syncthreads();
   const float decay = gates.decay[kChunk - 1];
 #pragma unroll 1
   for (int rows = 0; rows < kChunkKeys; rows += 16) {
     float sum[4];
-    float* const at = state + static_cast<std::int64_t>(rows + lane / 4) * D + first_col + c;
+    float* const at = state + (rows + lane / 4) * D + c;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float2 before = has_state ? *reinterpret_cast<const float2*>(at + static_cast<std::int64_t>(half) * 8 * D) : make_float2(0, 0);
+      const float2 before = has_state ? *reinterpret_cast<const float2*>(at + half * 8 * D) : make_float2(0, 0);
       sum[half * 2] = __fmul_rn(decay, before.x), sum[half * 2 + 1] = __fmul_rn(decay, before.y);
     }
 #pragma unroll
     for (int k = 0; k < kChunk; k += 16) {
       std::uint32_t left[4], b[2][4];
       left_transposed(left, keys, k, rows);
-      weighted_hi.right_columns(b[0], k, warp / 2 * 16);
-      weighted_lo.right_columns(b[1], k, warp / 2 * 16);
+      weighted_hi.right_rows(b[0], warp / 2 * 16, k);
+      weighted_lo.right_rows(b[1], warp / 2 * 16, k);
 #pragma unroll
       for (int part = 0; part < 2; ++part)
         multiply_add(sum, left, warp % 2 == 0 ? b[part][0] : b[part][2], warp % 2 == 0 ? b[part][1] : b[part][3]);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-      *reinterpret_cast<float2*>(at + static_cast<std::int64_t>(half) * 8 * D) = make_float2(sum[half * 2], sum[half * 2 + 1]);
+      *reinterpret_cast<float2*>(at + half * 8 * D) = make_float2(sum[half * 2], sum[half * 2 + 1]);
   }
 }
 

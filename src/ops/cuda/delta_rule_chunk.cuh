@@ -19,14 +19,15 @@
 
 namespace prl::ops::cuda {
 
-constexpr int kChunkKeys = 128;  ///< K
+constexpr int kChunkKeys = 128, kChunkValues = 128;  ///< K, D
 constexpr int kSubChunk = 16;    ///< tokens of a tile of the matrix instructions
 constexpr int kChunk = static_cast<int>(kRuleChunk);
 constexpr int kSubChunks = kChunk / kSubChunk;  ///< as many as a block has warps
 static_assert(kSubChunks == kRuleWarps && kRuleCols == kWarp);
 
 using ChunkKeys = PaddedMatrix<kChunkKeys>;  ///< of tokens
-using ChunkCols = PaddedMatrix<kRuleCols>;   ///< of a block's columns of something
+using ChunkCols = PaddedMatrix<kRuleCols>;   ///< rows of something in a block's columns
+using ChunkTokens = PaddedMatrix<kChunk>;    ///< columns of a block, of each all tokens' something: rows are columns
 
 /// Left operand: a(m, k) = matrix(row + k, column + m).
 template <int kColumns>
@@ -43,6 +44,21 @@ __device__ __forceinline__ SplitPair split(float first, float second) {
   const __nv_bfloat162 hi = __floats2bfloat162_rn(first, second);
   const __nv_bfloat162 lo = __floats2bfloat162_rn(__fsub_rn(first, __low2float(hi)), __fsub_rn(second, __high2float(hi)));
   return {*reinterpret_cast<const std::uint32_t*>(&hi), *reinterpret_cast<const std::uint32_t*>(&lo)};
+}
+/// 16 numbers of a thread, two after two, side by side as high parts and as low parts.
+__device__ __forceinline__ void split_into(__nv_bfloat16* hi, __nv_bfloat16* lo, const float (&v)[16]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    uint4 of_hi, of_lo;
+    std::uint32_t *h = &of_hi.x, *l = &of_lo.x;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const SplitPair pair = split(v[half * 8 + i * 2], v[half * 8 + i * 2 + 1]);
+      h[i] = pair.hi, l[i] = pair.lo;
+    }
+    *reinterpret_cast<uint4*>(hi + half * 8) = of_hi;
+    *reinterpret_cast<uint4*>(lo + half * 8) = of_lo;
+  }
 }
 __device__ __forceinline__ void split_into(__nv_bfloat16* hi, __nv_bfloat16* lo, float v) {
   *hi = __float2bfloat16_rn(v);
@@ -84,6 +100,7 @@ struct ChunkGates {
   float q_scale[kChunk], k_scale[kChunk], beta[kChunk];
   float cum[kChunk];    ///< sums of logarithms of decays, to base 2, up to and with a token
   float decay[kChunk];  ///< 2^cum
+  float weight[kChunk];  ///< of a token's U in the state behind the chunk: what is left of it there times the scale of its key
 };
 /// The gates of two tokens, 2 lane and 2 lane + 1, in the registers of one warp.
 struct GatesOfLane {
@@ -116,10 +133,12 @@ struct GatesOfLane {
     float before = __shfl_up_sync(kFullWarp, sum, 1);
     if (lane == 0) before = 0.0f;
     const float cum[2] = {__fadd_rn(before, first), __fadd_rn(before, both)};
+    const float last = __shfl_sync(kFullWarp, cum[1], kWarp - 1);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int t = 2 * lane + i;
       to.q_scale[t] = q_scale[i], to.k_scale[t] = k_scale[i], to.beta[t] = beta[i], to.cum[t] = cum[i], to.decay[t] = power_of_2(cum[i]);
+      to.weight[t] = __fmul_rn(k_scale[i], decay_between(cum[i], last));
     }
   }
 };
