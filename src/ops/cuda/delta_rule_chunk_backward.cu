@@ -221,6 +221,13 @@ struct StatePart {
   }
 };
 
+/// Has the second-level cache fetch [K, D] numbers that the block reads later, a few at a time.
+__device__ __forceinline__ void fetch_state(const float* state, int D) {
+  constexpr int kLine = 128 / sizeof(float);
+  for (int i = static_cast<int>(threadIdx.x) * kLine; i < kChunkKeys * D; i += kMatrixThreads * kLine)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(state + i));
+}
+
 /// Of columns [0, width), with a lane's first elements of S and dS' at `state` and `dstate`.
 __device__ __forceinline__ void add_state_products(StateProducts& sums, MatrixShared& shared, const ChunkPlace& place, const float* state,
                                                    const float* dstate, int D, int width) {
@@ -286,7 +293,7 @@ __device__ __forceinline__ void add_states(KeyTiles& dq, KeyTiles& dk, const Sta
     for (int e = 0; e < 4; e += 2) {
       const int t = tile * kSubChunk + tile_row(lane, e);
       const float of_q = __fmul_rn(gates.q_scale[t], gates.decay[t]), of_k = -__fmul_rn(gates.k_scale[t], gates.decay[t]);
-      const float of_w = __fmul_rn(gates.k_scale[t], expf(__fsub_rn(gates.cum[kChunk - 1], gates.cum[t])));
+      const float of_w = __fmul_rn(gates.k_scale[t], decay_between(gates.cum[t], gates.cum[kChunk - 1]));
       float read = 0.0f, written = 0.0f;
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
@@ -450,14 +457,16 @@ __global__ void __launch_bounds__(kMatrixThreads) rule_matrix_kernel(const Matri
   const int chunk = static_cast<int>(blockIdx.x), m = static_cast<int>(blockIdx.y), N = a.in.num_value_heads, D = a.in.value_dim;
   const int group = N / a.in.num_key_heads;
   const ChunkPlace place(a, chunk);
-  ask_for_keys(ChunkKeys{shared.keys}, a.in, 1, m, place.row, 0, place.size);
-  ask_for_keys(ChunkKeys{shared.queries}, a.in, 0, m, place.row, 0, place.size);
+  ask_for_keys<kMatrixThreads>(ChunkKeys{shared.keys}, a.in, 1, m, place.row, 0, place.size);
+  ask_for_keys<kMatrixThreads>(ChunkKeys{shared.queries}, a.in, 0, m, place.row, 0, place.size);
   KeyTiles dq = {}, dk = {};
 #pragma unroll 1
   for (int n = m * group; n < (m + 1) * group; ++n) {
     const std::int64_t at = place.row * N * D + static_cast<std::int64_t>(n) * D;
-    const std::int64_t state_at =
-        ((static_cast<std::int64_t>(chunk) * N + n) * kChunkKeys + warp * kColsOfKey + lane / 4) * D + lane % 4 * 2;
+    const std::int64_t states_at = (static_cast<std::int64_t>(chunk) * N + n) * kChunkKeys * D;
+    const std::int64_t state_at = states_at + static_cast<std::int64_t>(warp * kColsOfKey + lane / 4) * D + lane % 4 * 2;
+    if (place.has_state) fetch_state(a.states_CNKD + states_at, D);
+    if (place.has_later) fetch_state(a.dstates_CNKD + states_at, D);
     StateProducts sums = {};
     if (warp == 0) {
       GatesOfLane gates;

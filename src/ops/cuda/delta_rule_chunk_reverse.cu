@@ -86,8 +86,8 @@ __global__ void __launch_bounds__(kRuleThreads, 2) rule_reverse_kernel(const Rev
   const auto ask_for_vectors = [&](int chunk, int buffer) {
     const std::int64_t row = row_of_chunk(chunk);
     const int size = size_of_chunk(chunk);
-    ask_for_keys(ChunkKeys{shared.keys[buffer]}, a.in, 1, m, row, 0, size);
-    ask_for_keys(ChunkKeys{shared.queries[buffer]}, a.in, 0, m, row, 0, size);
+    ask_for_keys<kRuleThreads>(ChunkKeys{shared.keys[buffer]}, a.in, 1, m, row, 0, size);
+    ask_for_keys<kRuleThreads>(ChunkKeys{shared.queries[buffer]}, a.in, 0, m, row, 0, size);
     copies_commit();
     if (warp == 0) gates_ahead.read(a.in, n, row, 0, size);
   };
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kRuleThreads, 2) rule_reverse_kernel(const Rev
 #pragma unroll
         for (int e = 0; e < 4; e += 2) {
           const int s = own + tile_row(lane, e);
-          const float weight = __fmul_rn(gates.k_scale[s], expf(__fsub_rn(gates.cum[kChunk - 1], gates.cum[s])));
+          const float weight = __fmul_rn(gates.k_scale[s], decay_between(gates.cum[s], gates.cum[kChunk - 1]));
 #pragma unroll
           for (int j = 0; j < 4; ++j) sum[j][e] = __fmul_rn(sum[j][e], weight), sum[j][e + 1] = __fmul_rn(sum[j][e + 1], weight);
         }
