@@ -69,7 +69,8 @@ struct DeltaRuleGrads {
 };
 /// Sequences that begin anew only. Computes the states again from the inputs. Workspace in floats, beside some of each token and head:
 /// CPUs about 2 sqrt(L) (N / M) K D for each thread, L tokens in the longest sequence; GPUs (T / 256 + P / 3) N K D, where P is 256 times
-/// as many sequences as give 264 blocks of N D / 32 each, at most T.
+/// as many sequences as give 264 blocks of N D / 32 each, at most T; GPUs in chunks (2 B K + 2 T) N D, where B is the number of chunks, of
+/// which a sequence has one for every 64 tokens and for what is left.
 void delta_rule_backward(OpContext& ctx, const DeltaRuleGrads& grads, ConstTensorView dout_TV, const DeltaRule& in, const StateRows& rows);
 
 /// y[t, n] = rms_norm(x[t, n], w_D, eps) * silu(gate[t, n]) for heads n of [T, N D]; w fp32. y may be x.

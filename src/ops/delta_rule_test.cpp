@@ -327,6 +327,90 @@ TEST_P(DeltaRuleTest, LongRulesInPartsHaveTheSameBits) {
   }
 }
 
+/// Gradients of weighted_sum(rule_of(in), dout) in the order of Rule::numbers(), by the chain rule token by token.
+Numbers rule_gradients_of(const Numbers& in, const RuleCase& z, const Ints& starts, const std::vector<double>& dout) {
+  const std::int64_t K = z.K, D = z.D, N = z.N, C = 2 * z.M * K + N * D;
+  Numbers grads;
+  for (const std::vector<double>& v : in) grads.emplace_back(v.size());
+  const auto index = [](std::int64_t i) { return static_cast<std::size_t>(i); };
+  /// Of a vector of length 1, to that of the one it was made from.
+  const auto add_to_vector = [&](std::int64_t first, const std::vector<double>& d, double scale) {
+    double squares = 1e-6, dot = 0;
+    for (std::int64_t i = 0; i < K; ++i) {
+      squares += in[0][index(first + i)] * in[0][index(first + i)];
+      dot += in[0][index(first + i)] * d[index(i)];
+    }
+    for (std::int64_t i = 0; i < K; ++i)
+      grads[0][index(first + i)] += scale / std::sqrt(squares) * (d[index(i)] - in[0][index(first + i)] * dot / squares);
+  };
+  for (std::size_t s = 0; s + 1 < starts.size(); ++s)
+    for (std::int64_t n = 0; n < N; ++n) {
+      const std::int64_t m = n / (N / z.M), begin = starts[s], size = K * D;
+      // Of each token: its vectors, decay and beta, its decayed state, what it misses (e) and the state behind it.
+      const auto unit = [&](std::int64_t first, std::int64_t i) {
+        double squares = 1e-6;
+        for (std::int64_t j = 0; j < K; ++j) squares += in[0][index(first + j)] * in[0][index(first + j)];
+        return in[0][index(first + i)] / std::sqrt(squares);
+      };
+      struct Token {
+        std::vector<double> q, k, decayed, e, behind;
+        double decay, beta;
+      };
+      std::vector<Token> tokens;
+      for (std::int64_t t = begin; t < starts[s + 1]; ++t) {
+        Token x;
+        for (std::int64_t i = 0; i < K; ++i) {
+          x.q.push_back(unit(t * C + m * K, i) / std::sqrt(static_cast<double>(K)));
+          x.k.push_back(unit(t * C + (z.M + m) * K, i));
+        }
+        x.decay = std::exp(-std::exp(in[3][index(n)]) * std::log1p(std::exp(in[2][index(t * N + n)] + in[4][index(n)])));
+        x.beta = logistic(in[1][index(t * N + n)]);
+        x.decayed = tokens.empty() ? std::vector<double>(index(size)) : tokens.back().behind;
+        for (double& v : x.decayed) v *= x.decay;
+        x.behind = x.decayed;
+        for (std::int64_t j = 0; j < D; ++j) {
+          double e = in[0][index(t * C + 2 * z.M * K + n * D + j)];
+          for (std::int64_t i = 0; i < K; ++i) e -= x.decayed[index(i * D + j)] * x.k[index(i)];
+          for (std::int64_t i = 0; i < K; ++i) x.behind[index(i * D + j)] += x.k[index(i)] * x.beta * e;
+          x.e.push_back(e);
+        }
+        tokens.push_back(std::move(x));
+      }
+      std::vector<double> dstate(index(size));
+      for (std::int64_t t = starts[s + 1] - 1; t >= begin; --t) {
+        const Token& x = tokens[index(t - begin)];
+        std::vector<double> dq(index(K)), dk(index(K));
+        double dbeta = 0, dlog = 0;
+        for (std::int64_t j = 0; j < D; ++j) {
+          const double g = dout[index((t * N + n) * D + j)], e = x.e[index(j)];
+          double dd = 0;
+          for (std::int64_t i = 0; i < K; ++i) {
+            dq[index(i)] += x.behind[index(i * D + j)] * g;
+            dstate[index(i * D + j)] += x.q[index(i)] * g;
+            dd += dstate[index(i * D + j)] * x.k[index(i)];
+          }
+          for (std::int64_t i = 0; i < K; ++i) {
+            const std::size_t at = index(i * D + j);
+            dk[index(i)] += dstate[at] * x.beta * e - x.decayed[at] * x.beta * dd;
+            dstate[at] -= x.k[index(i)] * x.beta * dd;
+            dlog += dstate[at] * x.decayed[at];
+            dstate[at] *= x.decay;
+          }
+          dbeta += dd * e;
+          grads[0][index(t * C + 2 * z.M * K + n * D + j)] = x.beta * dd;
+        }
+        add_to_vector(t * C + m * K, dq, 1 / std::sqrt(static_cast<double>(K)));
+        add_to_vector(t * C + (z.M + m) * K, dk, 1.0);
+        const double of_step = in[2][index(t * N + n)] + in[4][index(n)], slope = -std::exp(in[3][index(n)]);
+        grads[1][index(t * N + n)] = dbeta * x.beta * (1 - x.beta);
+        grads[2][index(t * N + n)] = dlog * slope * logistic(of_step);
+        grads[3][index(n)] += dlog * slope * std::log1p(std::exp(of_step));
+        grads[4][index(n)] += dlog * slope * logistic(of_step);
+      }
+    }
+  return grads;
+}
+
 struct RuleGrads {
   Tensor dqkv, db, da, drate, dbias;
   RuleGrads(Session& s, const Rule& rule)
@@ -357,31 +441,59 @@ TEST_P(DeltaRuleTest, GradientsOfTheRuleAreItsSlopes) {
   }
 }
 
+TEST_P(DeltaRuleTest, GradientsOfLongRulesFollowTheChainRule) {
+  // Every element: of chunks that are complete, of one token and of no others, and where a device has not all columns of values at a time.
+  for (const RuleCase& c :
+       {RuleCase{1, 2, 128, 32, {70, 5, 130, 64, 0, 1}}, RuleCase{2, 2, 128, 128, {90}}, RuleCase{1, 1, 128, 160, {129}}})
+    for (const bool is_long : {false, true}) {  // a state that stays, and keys that are alike
+      const Ints starts = starts_of(c.lengths);
+      Session s(kind());
+      Rule rule(s, c, starts.back(), dtype());
+      if (is_long) {
+        const std::int64_t C = rule.qkv.shape()[1];
+        for (std::int64_t i = 0; i < rule.qkv.num_elements(); ++i)
+          if (i % C < 2 * c.M * c.K) Session::set(rule.qkv, i, get(rule.qkv, i) + 1.0f);
+        for (std::int64_t i = 0; i < rule.a.num_elements(); ++i) Session::set(rule.a, i, get(rule.a, i) - 6.0f);
+      }
+      const Tensor dout = s.random({starts.back(), c.N * c.D}, dtype(), 16);
+      RuleGrads grads(s, rule);
+      delta_rule_backward(s.ctx, grads.views(), dout, rule.in(), {.start_S = starts});
+      const Numbers want = rule_gradients_of(rule.numbers(), c, starts, numbers_in(dout));
+      for (std::size_t i = 0; i < want.size(); ++i)
+        EXPECT_LT(worst_error(values(*grads.all()[i]), want[i], 0.02), i < 3 ? tolerance(dtype(), 3e-4) : 3e-4)
+            << "gradient " << i << ", D " << c.D << (is_long ? ", long" : "");
+    }
+}
+
 TEST_P(DeltaRuleTest, GradientsOfTheRuleHaveTheSameBits) {
   // The second sequence alone, and with others beside it, which move the borders of the pieces that it is cut into.
-  const RuleCase c{2, 4, 32, 80, {3, 600, 33}};
-  const Ints starts = starts_of(c.lengths), own = {0, 600};
-  std::vector<Tensor> first;
-  for (const int threads : {1, 2, 3}) {
-    Session s(kind(), threads);
-    const Rule rule(s, c, starts.back(), dtype());
-    const Tensor dout = s.random({starts.back(), c.N * c.D}, dtype(), 16);
-    RuleGrads grads(s, rule), alone(s, rule);
-    delta_rule_backward(s.ctx, grads.views(), dout, rule.in(), {.start_S = starts});
-    const std::vector<const Tensor*> all = grads.all();
-    if (threads == 1)
-      for (const Tensor* t : all) first.push_back(t->clone());
-    for (std::size_t i = 0; i < all.size(); ++i) EXPECT_TRUE(same_bits(*all[i], first[i])) << threads << ": " << i;
-    const auto part = [&](const Tensor& t) { return t.slice(3, 600); };
-    delta_rule_backward(
-        s.ctx, {.dqkv_TC = alone.dqkv.view().rows(3, 600), .db_TN = alone.db.view().rows(3, 600), .da_TN = alone.da.view().rows(3, 600)},
-        part(dout), rule.in(part(rule.qkv), part(rule.b), part(rule.a)), {.start_S = own});
-    EXPECT_TRUE(same_bits(part(alone.dqkv), part(grads.dqkv)) && same_bits(part(alone.db), part(grads.db)) &&
-                same_bits(part(alone.da), part(grads.da)));
-    // Again, added to what is there.
-    delta_rule_backward(s.ctx, grads.views(), dout, rule.in(), {.start_S = starts});
-    for (std::int64_t n = 0; n < c.N; ++n)
-      EXPECT_NEAR(get(grads.drate, n), 2 * get(first[3], n), 1e-5 * std::abs(get(first[3], n)) + 1e-6) << n;
+  for (const RuleCase& c : {RuleCase{2, 4, 32, 80, {3, 600, 33}}, RuleCase{1, 2, 128, 32, {3, 150, 33}}}) {
+    const std::int32_t length = c.lengths[1];
+    const Ints starts = starts_of(c.lengths), own = {0, length};
+    std::vector<Tensor> first;
+    for (const int threads : {1, 2, 3}) {
+      Session s(kind(), threads);
+      const Rule rule(s, c, starts.back(), dtype());
+      const Tensor dout = s.random({starts.back(), c.N * c.D}, dtype(), 16);
+      RuleGrads grads(s, rule), alone(s, rule);
+      delta_rule_backward(s.ctx, grads.views(), dout, rule.in(), {.start_S = starts});
+      const std::vector<const Tensor*> all = grads.all();
+      if (threads == 1)
+        for (const Tensor* t : all) first.push_back(t->clone());
+      for (std::size_t i = 0; i < all.size(); ++i) EXPECT_TRUE(same_bits(*all[i], first[i])) << threads << ": " << i;
+      const auto part = [&](const Tensor& t) { return t.slice(3, length); };
+      delta_rule_backward(s.ctx,
+                          {.dqkv_TC = alone.dqkv.view().rows(3, length),
+                           .db_TN = alone.db.view().rows(3, length),
+                           .da_TN = alone.da.view().rows(3, length)},
+                          part(dout), rule.in(part(rule.qkv), part(rule.b), part(rule.a)), {.start_S = own});
+      EXPECT_TRUE(same_bits(part(alone.dqkv), part(grads.dqkv)) && same_bits(part(alone.db), part(grads.db)) &&
+                  same_bits(part(alone.da), part(grads.da)));
+      // Again, added to what is there.
+      delta_rule_backward(s.ctx, grads.views(), dout, rule.in(), {.start_S = starts});
+      for (std::int64_t n = 0; n < c.N; ++n)
+        EXPECT_NEAR(get(grads.drate, n), 2 * get(first[3], n), 1e-5 * std::abs(get(first[3], n)) + 1e-6) << n;
+    }
   }
 }
 

@@ -51,8 +51,8 @@ void delta_rule_in_chunks(OpContext& ctx, TensorView out_TV, TensorView state_SF
                           const StateRows& rows);
 /// From the last chunk of each sequence to its first.
 struct ChunkGradients {
-  float* dstates_CNKD;                ///< fp32 [chunks, N, K, D]: of the state behind each chunk; behind a sequence's last it is 0, not written
-  float* y_TV;                        ///< fp32 [T, N D]: of R, and of the values
+  float* dstates_CNKD;  ///< fp32 [chunks, N, K, D]: of the state behind each chunk; behind a sequence's last it is 0, not written
+  float* y_TV;          ///< fp32 [T, N D]: of R, and of the values
   const std::int32_t* chunk_start_S;  ///< as of ChunkStates, and one for the end
 };
 /// Writes the gradients of values in dqkv_TC, too.

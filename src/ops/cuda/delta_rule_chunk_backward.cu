@@ -221,6 +221,13 @@ struct StatePart {
   }
 };
 
+/// Has the second-level cache fetch [K, D] numbers that the block reads later, a few at a time.
+__device__ __forceinline__ void fetch_state(const float* state, int D) {
+  constexpr int kLine = 128 / sizeof(float);
+  for (int i = static_cast<int>(threadIdx.x) * kLine; i < kChunkKeys * D; i += kMatrixThreads * kLine)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(state + i));
+}
+
 /// Of columns [0, width), with a lane's first elements of S and dS' at `state` and `dstate`.
 __device__ __forceinline__ void add_state_products(StateProducts& sums, MatrixShared& shared, const ChunkPlace& place, const float* state,
                                                    const float* dstate, int D, int width) {
@@ -456,8 +463,10 @@ __global__ void __launch_bounds__(kMatrixThreads) rule_matrix_kernel(const Matri
 #pragma unroll 1
   for (int n = m * group; n < (m + 1) * group; ++n) {
     const std::int64_t at = place.row * N * D + static_cast<std::int64_t>(n) * D;
-    const std::int64_t state_at =
-        ((static_cast<std::int64_t>(chunk) * N + n) * kChunkKeys + warp * kColsOfKey + lane / 4) * D + lane % 4 * 2;
+    const std::int64_t states_at = (static_cast<std::int64_t>(chunk) * N + n) * kChunkKeys * D;
+    const std::int64_t state_at = states_at + static_cast<std::int64_t>(warp * kColsOfKey + lane / 4) * D + lane % 4 * 2;
+    if (place.has_state) fetch_state(a.states_CNKD + states_at, D);
+    if (place.has_later) fetch_state(a.dstates_CNKD + states_at, D);
     StateProducts sums = {};
     if (warp == 0) {
       GatesOfLane gates;
