@@ -425,7 +425,7 @@ struct RuleGrads {
 
 TEST_P(DeltaRuleTest, GradientsOfTheRuleAreItsSlopes) {
   for (const RuleCase& c : {RuleCase{1, 1, 16, 16, {3}}, RuleCase{2, 6, 16, 48, {39, 0, 5}}, RuleCase{1, 2, 48, 80, {34, 1}},
-                            RuleCase{1, 1, 16, 16, {300, 230}}, RuleCase{1, 2, 128, 128, {70, 5, 130}}, RuleCase{1, 1, 128, 128, {64, 1}}}) {
+                            RuleCase{1, 1, 16, 16, {300, 230}}}) {
     const Ints starts = starts_of(c.lengths);
     Session s(kind());
     const Rule rule(s, c, starts.back(), dtype());
