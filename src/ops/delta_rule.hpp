@@ -55,7 +55,7 @@ void causal_conv_backward(OpContext& ctx, TensorView dx_TC, TensorView dweight_C
 /// decay = exp(-exp(decay_rate) * softplus(a + decay_bias)), beta = sigmoid(b) and the state S [K, D]:
 ///   S = decay * S;  S = S + k' (beta * (v - S^T k'));  out = S^T q'
 struct DeltaRule {
-  ConstTensorView qkv_TC;
+  ConstTensorView qkv_TC;  ///< rows begin at multiples of 16 bytes where delta_rule_goes_in_chunks(), else kNotImplemented
   ConstTensorView b_TN, a_TN;
   ConstTensorView decay_rate_N, decay_bias_N;                                       ///< fp32 (files: A_log, dt_bias)
   std::int64_t num_key_heads = 0, num_value_heads = 0, key_dim = 0, value_dim = 0;  ///< M, N, K, D; K and D are multiples of 16 up to 256
@@ -69,8 +69,8 @@ struct DeltaRuleGrads {
 };
 /// Sequences that begin anew only. Computes the states again from the inputs. Workspace in floats, beside some of each token and head:
 /// CPUs about 2 sqrt(L) (N / M) K D for each thread, L tokens in the longest sequence; GPUs (T / 256 + P / 3) N K D, where P is 256 times
-/// as many sequences as give 264 blocks of N D / 32 each, at most T; GPUs in chunks (2 B K + 2 T) N D, where B is the number of chunks, of
-/// which a sequence has one for every 64 tokens and for what is left.
+/// as many sequences as give 264 blocks of N D / 32 each, at most T; GPUs in chunks (2 K + 128) B N D, where B is the number of chunks, of
+/// which a sequence has one for every 64 tokens and for what is left. Rows of dqkv_TC and dout_TV as those of qkv_TC.
 void delta_rule_backward(OpContext& ctx, const DeltaRuleGrads& grads, ConstTensorView dout_TV, const DeltaRule& in, const StateRows& rows);
 
 /// y[t, n] = rms_norm(x[t, n], w_D, eps) * silu(gate[t, n]) for heads n of [T, N D]; w fp32. y may be x.

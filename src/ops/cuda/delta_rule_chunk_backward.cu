@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <span>
 #include <vector>
@@ -36,20 +37,31 @@ static_assert(kSubChunks == 4 && kMatrixWarps < 2 * kTilePairs && 2 * kTilePairs
 using ValueCols = PaddedMatrix<D>;
 using ChunkPairs = PaddedMatrix<kChunk>;  ///< of two tokens' something
 
+/// A chunk of a call.
+struct ChunkPlace {
+  std::int32_t row, bits;
+  ChunkPlace(std::int64_t first_row, std::int64_t size, bool has_state, bool has_later)
+      : row(static_cast<std::int32_t>(first_row)), bits(static_cast<std::int32_t>(size) | (has_state ? 256 : 0) | (has_later ? 512 : 0)) {}
+  __device__ __forceinline__ int size() const { return bits % 256; }  ///< tokens
+  /// Whether S and dS' are not 0.
+  __device__ __forceinline__ bool has_state() const { return (bits & 256) != 0; }
+  __device__ __forceinline__ bool has_later() const { return (bits & 512) != 0; }
+};
+
 struct MatrixArgs {
   RuleInputs<Half> in;
   RuleGateGrads<Half> gates;
   const Half* dout;
   Half* dqkv;
   std::int64_t dout_stride, dqkv_stride;
-  const std::int32_t *chunk_start_S, *sequence_C;  ///< the first chunk of each sequence; the sequence of each chunk
+  const ChunkPlace* places_C;
+  int num_items;  ///< a key head of a chunk each, chunk by chunk
   const float *states_CNKD, *dstates_CNKD;
   const Half *u_CNPDT, *y_CNPDT;
   float query_scale;
 };
 
 struct MatrixShared {
-  Half keys[kChunk * ChunkKeys::kPitch], queries[kChunk * ChunkKeys::kPitch];
   Half dout[kChunk * ValueCols::kPitch], y[2][D * ChunkTokens::kPitch], u[2][D * ChunkTokens::kPitch];
   /// ratio(t, s) dP_ts and ratio(t, s) dA_ts with the scales of both tokens, [t][s], high and low parts; tiles of later s are not used.
   Half of_queries[2][kChunk * ChunkPairs::kPitch], of_keys[2][kChunk * ChunkPairs::kPitch];
@@ -59,22 +71,21 @@ struct MatrixShared {
   float state_dot[kKeySlices];                                  ///< sum of S times dS'
   float dbeta[kChunk];                                          ///< Y_t . U_t
   float lengths[2][kKeySlices][kChunk];
-  ChunkGates gates;
-  RuleGateGrads<Half>::Decay decays[kChunk];
+  /// What comes of the next item, or of its next value head, while this one is computed.
+  struct Vectors {
+    Half keys[kChunk * ChunkKeys::kPitch], queries[kChunk * ChunkKeys::kPitch];
+  } vectors[2];
+  struct Head {
+    ChunkGates gates;
+    RuleGateGrads<Half>::Decay decays[kChunk];
+  } head[2];
 };
+static_assert(sizeof(MatrixShared) <= 227 * 1024);
 
-/// A block's chunk.
-struct ChunkPlace {
-  std::int64_t row;
-  int size;                   ///< tokens
-  bool has_state, has_later;  ///< S and dS' are not 0
-  __device__ ChunkPlace(const MatrixArgs& a, int chunk) {
-    const int s = a.sequence_C[chunk], first = a.chunk_start_S[s];
-    row = a.in.first_row(s) + static_cast<std::int64_t>(chunk - first) * kChunk;
-    size = static_cast<int>(min(kRuleChunk, a.in.end_row(s) - row));
-    has_state = chunk > first;
-    has_later = chunk + 1 < a.chunk_start_S[s + 1];
-  }
+/// Those of this one.
+struct MatrixNow {
+  ChunkKeys keys, queries;
+  const MatrixShared::Head& head;
 };
 
 /// What a warp has: elements [first_key, first_key + kColsOfKey) of keys for kTilesOfWarp tiles of tokens.
@@ -137,12 +148,12 @@ __device__ __forceinline__ void add_pair_products(float (&sum)[2][4], MatrixShar
 }
 
 /// From Y_t . U_s or dO_t . U_s to what queries and keys are multiplied with, and to the sums for decays.
-__device__ __forceinline__ void finish_pair(MatrixShared& shared, const float (&sum)[2][4], const TilePair& pair) {
+__device__ __forceinline__ void finish_pair(MatrixShared& shared, const MatrixNow& now, const float (&sum)[2][4], const TilePair& pair) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const ChunkKeys keys{shared.keys}, of_t{pair.is_key ? shared.keys : shared.queries};
+  const ChunkKeys keys = now.keys, of_t = pair.is_key ? now.keys : now.queries;
   const ChunkPairs to_hi{pair.is_key ? shared.of_keys[0] : shared.of_queries[0]},
       to_lo{pair.is_key ? shared.of_keys[1] : shared.of_queries[1]};
-  const ChunkGates& gates = shared.gates;
+  const ChunkGates& gates = now.head.gates;
   const float* const scale_t = pair.is_key ? gates.k_scale : gates.q_scale;
   float product[2][4] = {};
 #pragma unroll
@@ -237,18 +248,22 @@ __device__ __forceinline__ void fetch_state(const float* state) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(state + i));
 }
 
-/// With a lane's first elements of S and dS' at `state` and `dstate`; `s` and `d` are their first parts.
+/// With a lane's first elements of S and dS' at `state` and `dstate`.
 __device__ __forceinline__ void add_state_products(StateProducts& sums, MatrixShared& shared, const ChunkPlace& place, const MatrixWarp& me,
-                                                   StatePart& s, StatePart& d, const float* state, const float* dstate) {
+                                                   const float* state, const float* dstate) {
   const ValueCols dout{shared.dout};
   const ChunkTokens y_hi{shared.y[0]}, y_lo{shared.y[1]}, u_hi{shared.u[0]}, u_lo{shared.u[1]};
+  StatePart s, d;
+  s.clear(), d.clear();
+  if (place.has_state()) s.read(state, 0);
+  if (place.has_later()) d.read(dstate, 0);
 #pragma unroll 1
   for (int c = 0; c < D; c += 16) {
 #pragma unroll
     for (int j = 0; j < 2; ++j)
 #pragma unroll
       for (int i = 0; i < 2; ++i) sums.dot = fmaf(s.v[j][i].y, d.v[j][i].y, fmaf(s.v[j][i].x, d.v[j][i].x, sums.dot));
-    if (place.has_state) {
+    if (place.has_state()) {
       const SplitRight right(s);
       if (c + 16 < D) s.read(state, c + 16);
 #pragma unroll
@@ -267,7 +282,7 @@ __device__ __forceinline__ void add_state_products(StateProducts& sums, MatrixSh
         }
       }
     }
-    if (place.has_later) {
+    if (place.has_later()) {
       const SplitRight right(d);
       if (c + 16 < D) d.read(dstate, c + 16);
 #pragma unroll
@@ -290,9 +305,9 @@ __device__ __forceinline__ float2 pair_at(ChunkKeys matrix, int row, int column)
 
 /// Adds products with S and dS' to the gradients of a warp's elements; the sums for decays.
 __device__ __forceinline__ void add_states(KeyTiles& dq, KeyTiles& dk, const StateProducts& sums, MatrixShared& shared,
-                                           const MatrixWarp& me) {
-  const ChunkKeys keys{shared.keys}, queries{shared.queries};
-  const ChunkGates& gates = shared.gates;
+                                           const MatrixNow& now, const MatrixWarp& me) {
+  const ChunkKeys keys = now.keys, queries = now.queries;
+  const ChunkGates& gates = now.head.gates;
 #pragma unroll
   for (int tile = 0; tile < kTilesOfWarp; ++tile)
 #pragma unroll
@@ -324,8 +339,8 @@ __device__ __forceinline__ void add_states(KeyTiles& dq, KeyTiles& dk, const Sta
 }
 
 /// Adds products of tokens with one another.
-__device__ __forceinline__ void add_pairs(KeyTiles& dq, KeyTiles& dk, MatrixShared& shared, const MatrixWarp& me) {
-  const ChunkKeys keys{shared.keys}, queries{shared.queries};
+__device__ __forceinline__ void add_pairs(KeyTiles& dq, KeyTiles& dk, MatrixShared& shared, const MatrixNow& now, const MatrixWarp& me) {
+  const ChunkKeys keys = now.keys, queries = now.queries;
   const auto add = [](float(&to)[2][4], const std::uint32_t(&hi)[4], const std::uint32_t(&lo)[4], const std::uint32_t(&b)[4]) {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
@@ -363,7 +378,8 @@ __device__ __forceinline__ void add_pairs(KeyTiles& dq, KeyTiles& dk, MatrixShar
 }
 
 /// Gradients of the gates of a value head, by one warp: tokens 2 lane and 2 lane + 1.
-__device__ __forceinline__ void write_gates(const MatrixArgs& a, const MatrixShared& shared, const ChunkPlace& place, int n) {
+__device__ __forceinline__ void write_gates(const MatrixArgs& a, const MatrixShared& shared, const MatrixNow& now, const ChunkPlace& place,
+                                            int n) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   float read[2], written[2];
 #pragma unroll
@@ -375,15 +391,26 @@ __device__ __forceinline__ void write_gates(const MatrixArgs& a, const MatrixSha
       read[i] = __fadd_rn(read[i], shared.read[w][t]);
       written[i] = __fadd_rn(written[i], shared.written[w][t]);
     }
+    // Tiles that are not there have whatever shared memory had.
+#pragma unroll
     for (int which = 0; which < 2; ++which) {
-      for (int other = 0; other <= tile; ++other) read[i] = __fadd_rn(read[i], shared.row_sums[which][other][t]);
-      for (int other = tile; other < kSubChunks; ++other) read[i] = __fsub_rn(read[i], shared.col_sums[which][other][t]);
+#pragma unroll
+      for (int other = 0; other < kSubChunks; ++other) {
+        const float sum = shared.row_sums[which][other][t];
+        read[i] = __fadd_rn(read[i], other <= tile ? sum : 0.0f);
+      }
+#pragma unroll
+      for (int other = 0; other < kSubChunks; ++other) {
+        const float sum = shared.col_sums[which][other][t];
+        read[i] = __fsub_rn(read[i], other >= tile ? sum : 0.0f);
+      }
     }
   }
   float passed = 0.0f;  // from the state before the chunk to that behind it
-  if (place.has_state && place.has_later) {
+  if (place.has_state() && place.has_later()) {
+#pragma unroll
     for (int w = 0; w < kKeySlices; ++w) passed = __fadd_rn(passed, shared.state_dot[w]);
-    passed = __fmul_rn(passed, shared.gates.decay[kChunk - 1]);
+    passed = __fmul_rn(passed, now.head.gates.decay[kChunk - 1]);
   }
   // What tokens from t on read, and what those before t have written.
   float after = __fadd_rn(read[0], read[1]), before = __fadd_rn(written[0], written[1]);
@@ -403,15 +430,15 @@ __device__ __forceinline__ void write_gates(const MatrixArgs& a, const MatrixSha
   for (int i = 0; i < 2; ++i) {
     const int t = 2 * lane + i;
     // Y_t . R_t from Y_t . U_t; where beta is 0, so is Y.
-    const float beta = shared.gates.beta[t], of_beta = beta > 0.0f ? shared.dbeta[t] / beta : 0.0f;
-    if (t < place.size) a.gates.write(place.row + t, n, __fmul_rn(__fsub_rn(1.0f, beta), of_beta), dlog[i], shared.decays[t]);
+    const float beta = now.head.gates.beta[t], of_beta = beta > 0.0f ? shared.dbeta[t] / beta : 0.0f;
+    if (t < place.size()) a.gates.write(place.row + t, n, __fmul_rn(__fsub_rn(1.0f, beta), of_beta), dlog[i], now.head.decays[t]);
   }
 }
 
 /// The chain rule of lengths; gradients of queries and keys take the place of these and are copied from there.
-__device__ __forceinline__ void write_vectors(const MatrixArgs& a, MatrixShared& shared, const KeyTiles& dq, const KeyTiles& dk,
-                                              const ChunkPlace& place, const MatrixWarp& me, int m) {
-  const ChunkKeys keys{shared.keys}, queries{shared.queries};
+__device__ __forceinline__ void write_vectors(const MatrixArgs& a, MatrixShared& shared, const MatrixNow& now, const KeyTiles& dq,
+                                              const KeyTiles& dk, const ChunkPlace& place, const MatrixWarp& me, int m) {
+  const ChunkKeys keys = now.keys, queries = now.queries;
   const auto each = [&](auto&& body) {
 #pragma unroll
     for (int side = 0; side < 2; ++side)
@@ -437,7 +464,7 @@ __device__ __forceinline__ void write_vectors(const MatrixArgs& a, MatrixShared&
 #pragma unroll
     for (int w = 0; w < kKeySlices; ++w) sum = __fadd_rn(sum, shared.lengths[side][w][t]);
     // Of queries, whose scale has 1 / sqrt(K) in it, the length's inverse is what is left without it.
-    const float inverse_length = side == 0 ? shared.gates.q_scale[t] / a.query_scale : shared.gates.k_scale[t];
+    const float inverse_length = side == 0 ? now.head.gates.q_scale[t] / a.query_scale : now.head.gates.k_scale[t];
     const float back = -__fmul_rn(__fmul_rn(sum, inverse_length), inverse_length);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
@@ -457,72 +484,119 @@ __device__ __forceinline__ void write_vectors(const MatrixArgs& a, MatrixShared&
   Half* to = a.dqkv + (place.row + first) * a.dqkv_stride + (side * a.in.num_key_heads + m) * kChunkKeys + c;
 #pragma unroll
   for (int t = first; t < first + kChunk; t += kRows, to += kRows * a.dqkv_stride)
-    if (t < place.size) *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from.at(t, c));
+    if (t < place.size()) *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from.at(t, c));
 }
 
+/// Asks for what a value head has of a chunk.
+__device__ __forceinline__ void ask_for_head(MatrixShared& shared, const MatrixArgs& a, const ChunkPlace& place, int chunk, int n) {
+  const std::int64_t at = static_cast<std::int64_t>(chunk) * a.in.num_value_heads + n;
+  ask_for_columns<kMatrixThreads>(ValueCols{shared.dout}, a.dout + place.row * a.dout_stride + n * D, a.dout_stride, place.size());
+  ask_for_delta(shared.y[0], a.y_CNPDT + at * 2 * kChunkDelta);
+  ask_for_delta(shared.u[0], a.u_CNPDT + at * 2 * kChunkDelta);
+  if (place.has_state()) fetch_state(a.states_CNKD + at * kStateSize);
+  if (place.has_later()) fetch_state(a.dstates_CNKD + at * kStateSize);
+}
+__device__ __forceinline__ void ask_for_vectors(MatrixShared::Vectors& to, const MatrixArgs& a, const ChunkPlace& place, int m) {
+  ask_for_keys<kMatrixThreads>(ChunkKeys{to.keys}, a.in, 1, m, place.row, 0, place.size());
+  ask_for_keys<kMatrixThreads>(ChunkKeys{to.queries}, a.in, 0, m, place.row, 0, place.size());
+}
+/// By one warp.
+__device__ __forceinline__ void read_head(MatrixShared::Head& to, const MatrixArgs& a, const ChunkPlace& place, const MatrixWarp& me,
+                                          int n) {
+  GatesOfLane gates;
+  gates.read(a.in, n, place.row, 0, place.size());
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int t = 2 * me.lane + i;
+    to.decays[t] = a.gates.decay(place.row + min(t, place.size() - 1), n);
+  }
+  gates.write(to.gates);
+}
+
+/// The value head after `n`, which may be one of the block's next item.
+struct MatrixItem {
+  int item, n;
+  bool exists;
+  __device__ __forceinline__ MatrixItem(const MatrixArgs& a, int now, int n_now) {
+    const int group = a.in.num_value_heads / a.in.num_key_heads;
+    const bool is_last = (n_now + 1) % group == 0;
+    item = is_last ? now + static_cast<int>(gridDim.x) : now;
+    n = is_last ? item % a.in.num_key_heads * group : n_now + 1;
+    exists = item < a.num_items;
+  }
+};
+
+/// Blocks take items in turn: while the last products of a value head are computed, the next one's numbers are on their way.
 __global__ void __launch_bounds__(kMatrixThreads, 1) rule_matrix_kernel(const MatrixArgs a) {
   extern __shared__ __align__(16) char memory[];
   auto& shared = *reinterpret_cast<MatrixShared*>(memory);
   const MatrixWarp me;
-  const int chunk = static_cast<int>(blockIdx.x), m = static_cast<int>(blockIdx.y), N = a.in.num_value_heads,
-            group = N / a.in.num_key_heads;
-  const ChunkPlace place(a, chunk);
-  ask_for_keys<kMatrixThreads>(ChunkKeys{shared.keys}, a.in, 1, m, place.row, 0, place.size);
-  ask_for_keys<kMatrixThreads>(ChunkKeys{shared.queries}, a.in, 0, m, place.row, 0, place.size);
+  const int M = a.in.num_key_heads, group = a.in.num_value_heads / M, lane_at = (me.first_key + me.lane / 4) * D + me.lane % 4 * 2;
+  constexpr int kReader = kMatrixWarps - 1;  // has fewer pairs of tiles than others
+  int item = static_cast<int>(blockIdx.x), n = item % M * group, vectors = 0, head = 0;
+  ChunkPlace place = a.places_C[item / M];
+  ask_for_vectors(shared.vectors[0], a, place, item % M);
+  ask_for_head(shared, a, place, item / M, n);
+  copies_commit();
+  if (me.warp == kReader) read_head(shared.head[0], a, place, me, n);
   KeyTiles dq = {}, dk = {};
 #pragma unroll 1
-  for (int n = m * group; n < (m + 1) * group; ++n) {
-    const std::int64_t at = static_cast<std::int64_t>(chunk) * N + n;
-    ask_for_columns<kMatrixThreads>(ValueCols{shared.dout}, a.dout + place.row * a.dout_stride + n * D, a.dout_stride, place.size);
-    ask_for_delta(shared.y[0], a.y_CNPDT + at * 2 * kChunkDelta);
-    ask_for_delta(shared.u[0], a.u_CNPDT + at * 2 * kChunkDelta);
-    copies_commit();
-    const float *const state = a.states_CNKD + at * kStateSize, *const dstate = a.dstates_CNKD + at * kStateSize;
-    if (place.has_state) fetch_state(state);
-    if (place.has_later) fetch_state(dstate);
-    if (me.warp == 0) {
-      GatesOfLane gates;
-      gates.read(a.in, n, place.row, 0, place.size);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) shared.decays[2 * me.lane + i] = a.gates.decay(place.row + min(2 * me.lane + i, place.size - 1), n);
-      gates.write(shared.gates);
-    }
+  for (;; head = 1 - head) {
+    const MatrixNow now{{shared.vectors[vectors].keys}, {shared.vectors[vectors].queries}, shared.head[head]};
     copies_wait<0>();
     __syncthreads();
-    const int lane_at = (me.first_key + me.lane / 4) * D + me.lane % 4 * 2;
 #pragma unroll 1
     for (int i = me.warp; i < 2 * kTilePairs; i += kMatrixWarps) {
       const TilePair pair(i);
       float sum[2][4] = {};
       add_pair_products(sum, shared, pair);
-      finish_pair(shared, sum, pair);
+      finish_pair(shared, now, sum, pair);
     }
-    StatePart s, d;
-    s.clear(), d.clear();
-    if (place.has_state) s.read(state + lane_at, 0);
-    if (place.has_later) d.read(dstate + lane_at, 0);
-    StateProducts sums = {};
-    add_state_products(sums, shared, place, me, s, d, state + lane_at, dstate + lane_at);
-    add_states(dq, dk, sums, shared, me);
+    if (me.warp == kReader) {
+      const MatrixItem next(a, item, n);
+      if (next.exists) read_head(shared.head[1 - head], a, a.places_C[next.item / M], me, next.n);
+    }
+    {
+      const std::int64_t at = (static_cast<std::int64_t>(item / M) * a.in.num_value_heads + n) * kStateSize + lane_at;
+      StateProducts sums = {};
+      add_state_products(sums, shared, place, me, a.states_CNKD + at, a.dstates_CNKD + at);
+      add_states(dq, dk, sums, shared, now, me);
+    }
     __syncthreads();
-    add_pairs(dq, dk, shared, me);
-    if (me.warp == 0) write_gates(a, shared, place, n);
-    __syncthreads();
+    const MatrixItem next(a, item, n);
+    const bool is_last_head = next.item != item;
+    if (next.exists) {
+      const ChunkPlace next_place = a.places_C[next.item / M];
+      if (is_last_head) ask_for_vectors(shared.vectors[1 - vectors], a, next_place, next.item % M);
+      ask_for_head(shared, a, next_place, next.item / M, next.n);
+      copies_commit();
+    }
+    add_pairs(dq, dk, shared, now, me);
+    if (me.warp == 0) write_gates(a, shared, now, place, n);
+    if (is_last_head) {
+      write_vectors(a, shared, now, dq, dk, place, me, item % M);
+      vectors = 1 - vectors;
+#pragma unroll
+      for (int i = 0; i < kTilesOfWarp * 8; ++i) dq[i / 8][i / 4 % 2][i % 4] = dk[i / 8][i / 4 % 2][i % 4] = 0.0f;
+    }
+    if (!next.exists) break;
+    item = next.item, n = next.n, place = a.places_C[item / M];
   }
-  write_vectors(a, shared, dq, dk, place, me, m);
 }
 
 /// Chunks of all sequences, one behind the other.
 struct ChunkList {
-  std::vector<std::int32_t> start_S = {0}, sequence_C;
+  std::vector<std::int32_t> start_S = {0};
+  std::vector<ChunkPlace> places_C;
   explicit ChunkList(const StateRows& rows) {
     for (std::size_t s = 0; s + 1 < rows.start_S.size(); ++s) {
-      const std::int64_t chunks = ceil_div(rows.start_S[s + 1] - rows.start_S[s], kRuleChunk);
-      start_S.push_back(start_S.back() + static_cast<std::int32_t>(chunks));
-      sequence_C.insert(sequence_C.end(), static_cast<std::size_t>(chunks), static_cast<std::int32_t>(s));
+      const std::int64_t begin = rows.start_S[s], end = rows.start_S[s + 1];
+      for (std::int64_t row = begin; row < end; row += kRuleChunk)
+        places_C.emplace_back(row, std::min(kRuleChunk, end - row), row > begin, row + kRuleChunk < end);
+      start_S.push_back(static_cast<std::int32_t>(places_C.size()));
     }
   }
-  std::int64_t count() const { return static_cast<std::int64_t>(sequence_C.size()); }
+  std::int64_t count() const { return static_cast<std::int64_t>(places_C.size()); }
 };
 
 /// The workspace of a call.
@@ -564,14 +638,14 @@ void delta_rule_backward_in_chunks(OpContext& ctx, const DeltaRuleGrads& grads, 
                           .dqkv = grads.dqkv_TC.as<Half>(),
                           .dout_stride = dout_TV.row_stride,
                           .dqkv_stride = grads.dqkv_TC.row_stride,
-                          .chunk_start_S = chunk_start_S,
-                          .sequence_C = staged(ctx, std::span<const std::int32_t>(chunks.sequence_C)),
+                          .places_C = staged(ctx, std::span<const ChunkPlace>(chunks.places_C)),
+                          .num_items = static_cast<int>(chunks.count() * in.num_key_heads),
                           .states_CNKD = memory.states_CNKD,
                           .dstates_CNKD = memory.dstates_CNKD,
                           .u_CNPDT = memory.u_CNPDT,
                           .y_CNPDT = memory.y_CNPDT,
                           .query_scale = 1.0f / std::sqrt(static_cast<float>(in.key_dim))};
-  const dim3 grid(static_cast<unsigned>(chunks.count()), static_cast<unsigned>(in.num_key_heads));
+  const dim3 grid(static_cast<unsigned>(std::min(matrix.num_items, num_multiprocessors(ctx))));
   launch_with<MatrixShared>(ctx, rule_matrix_kernel, matrix, grid, kMatrixThreads);
   add_rule_parameters(ctx, grads, memory.parameter_parts, rows);
 }
