@@ -203,8 +203,7 @@ std::int64_t ModelConfig::window_of(std::int64_t layer) const noexcept {
 
 std::int64_t ModelConfig::attended_keys(std::int64_t length) const noexcept {
   const auto num_windowed = static_cast<std::int64_t>(windowed_layers.size());
-  const auto num_linear = static_cast<std::int64_t>(linear.layers.size());
-  return (num_layers - num_windowed - num_linear) * length + num_windowed * std::min(length, window);
+  return (num_softmax_layers() - num_windowed) * length + num_windowed * std::min(length, window);
 }
 
 std::int64_t ModelConfig::num_parameters() const { return count_parameters(*this).all; }

@@ -121,6 +121,8 @@ struct ModelConfig {
   bool is_rotated(std::int64_t layer) const noexcept;
   /// Whether a layer has linear attention.
   bool is_linear(std::int64_t layer) const noexcept;
+  /// Layers that have keys and values in a cache: those without linear attention.
+  std::int64_t num_softmax_layers() const noexcept { return num_layers - static_cast<std::int64_t>(linear.layers.size()); }
   /// Keys that a query of a layer sees at most; 0: all.
   std::int64_t window_of(std::int64_t layer) const noexcept;
   bool is_windowed(std::int64_t layer) const noexcept { return window_of(layer) > 0; }

@@ -402,6 +402,7 @@ TEST_F(ModelConfigTest, Qwen35) {
   const std::int64_t H = 1024, linear = (6144 + 2048 + 32) * H + 6144 * 4 + 32 + 128 + 2048 * H,
                      full = (4096 + 2 * 512) * H + 2 * 256 + 2048 * H;
   EXPECT_EQ(config.num_parameters(), 248320 * H + H + 8 * (3 * 3584 * H + 2 * H) + 6 * linear + 2 * full);
+  EXPECT_EQ(config.num_softmax_layers(), 2);
   EXPECT_EQ(config.attended_keys(100), 200) << "of the layers of softmax attention";
   const std::string from = kQwen35;
   const std::size_t begin = from.find("\"layer_types\""), end = from.find("\"linear_conv_kernel_dim\"");
