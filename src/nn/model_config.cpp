@@ -254,7 +254,8 @@ ModelConfig load_model_config(const fs::path& folder) {
   constexpr std::int64_t kMax = std::int64_t{1} << 24;
   config.vocab_size = reader.integer("vocab_size", std::nullopt, 1, kMax);
   config.hidden_size = reader.integer("hidden_size", std::nullopt, 1, 1 << 20);
-  config.intermediate_size = reader.integer("intermediate_size", std::nullopt, 1, kMax);
+  config.intermediate_size =
+      reader.integer("intermediate_size", family.has_dense_mlps ? std::nullopt : std::optional<std::int64_t>(1), 1, kMax);
   config.num_layers = reader.integer("num_hidden_layers", std::nullopt, 1, 4096);
   config.num_heads = reader.integer("num_attention_heads", std::nullopt, 1, 4096);
   config.num_kv_heads =
