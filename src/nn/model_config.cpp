@@ -203,8 +203,7 @@ std::int64_t ModelConfig::window_of(std::int64_t layer) const noexcept {
 
 std::int64_t ModelConfig::attended_keys(std::int64_t length) const noexcept {
   const auto num_windowed = static_cast<std::int64_t>(windowed_layers.size());
-  const auto num_linear = static_cast<std::int64_t>(linear.layers.size());
-  return (num_layers - num_windowed - num_linear) * length + num_windowed * std::min(length, window);
+  return (num_softmax_layers() - num_windowed) * length + num_windowed * std::min(length, window);
 }
 
 std::int64_t ModelConfig::num_parameters() const { return count_parameters(*this).all; }
@@ -255,7 +254,8 @@ ModelConfig load_model_config(const fs::path& folder) {
   constexpr std::int64_t kMax = std::int64_t{1} << 24;
   config.vocab_size = reader.integer("vocab_size", std::nullopt, 1, kMax);
   config.hidden_size = reader.integer("hidden_size", std::nullopt, 1, 1 << 20);
-  config.intermediate_size = reader.integer("intermediate_size", std::nullopt, 1, kMax);
+  config.intermediate_size =
+      reader.integer("intermediate_size", family.has_dense_mlps ? std::nullopt : std::optional<std::int64_t>(1), 1, kMax);
   config.num_layers = reader.integer("num_hidden_layers", std::nullopt, 1, 4096);
   config.num_heads = reader.integer("num_attention_heads", std::nullopt, 1, 4096);
   config.num_kv_heads =

@@ -402,6 +402,7 @@ TEST_F(ModelConfigTest, Qwen35) {
   const std::int64_t H = 1024, linear = (6144 + 2048 + 32) * H + 6144 * 4 + 32 + 128 + 2048 * H,
                      full = (4096 + 2 * 512) * H + 2 * 256 + 2048 * H;
   EXPECT_EQ(config.num_parameters(), 248320 * H + H + 8 * (3 * 3584 * H + 2 * H) + 6 * linear + 2 * full);
+  EXPECT_EQ(config.num_softmax_layers(), 2);
   EXPECT_EQ(config.attended_keys(100), 200) << "of the layers of softmax attention";
   const std::string from = kQwen35;
   const std::size_t begin = from.find("\"layer_types\""), end = from.find("\"linear_conv_kernel_dim\"");
@@ -412,6 +413,62 @@ TEST_F(ModelConfigTest, Qwen35) {
                "linear_num_value_heads");
   expect_error(edit(kQwen35, "\"linear_key_head_dim\": 128", "\"linear_key_head_dim\": 100"), ErrorCode::kNotImplemented,
                "linear_key_head_dim");
+}
+
+// The sizes of Qwen3-Next-80B-A3B, and what of them Qwen3.5-35B-A3B has. The numbers of parameters are those of transformers' models.
+constexpr const char* kQwen3Next = R"({
+  "architectures": ["Qwen3NextForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "decoder_sparse_step": 1,
+  "eos_token_id": 151645, "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu", "hidden_size": 2048,
+  "intermediate_size": 5120, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+  "linear_num_value_heads": 32, "linear_value_head_dim": 128, "max_position_embeddings": 262144, "mlp_only_layers": [],
+  "model_type": "qwen3_next", "moe_intermediate_size": 512, "norm_topk_prob": true, "num_attention_heads": 16, "num_experts": 512,
+  "num_experts_per_tok": 10, "num_hidden_layers": 48, "num_key_value_heads": 2, "partial_rotary_factor": 0.25, "rms_norm_eps": 1e-06,
+  "rope_scaling": null, "rope_theta": 10000000, "shared_expert_intermediate_size": 512, "tie_word_embeddings": false,
+  "torch_dtype": "bfloat16", "use_cache": true, "vocab_size": 151936})";
+
+TEST_F(ModelConfigTest, Qwen3Next) {
+  const ModelConfig config = load(kQwen3Next);
+  EXPECT_EQ(config.num_parameters(), 79674391296);
+  EXPECT_EQ(config.num_softmax_layers(), 12);
+  EXPECT_TRUE(config.is_linear(0) && config.is_sparse(0) && config.is_sparse(47) && !config.is_linear(47));
+  EXPECT_TRUE(config.gates_shared_expert && config.linear.fuses_projections && config.norm_topk_prob && config.norms_add_one);
+  EXPECT_EQ(config.rotary_dim(), 64);
+  EXPECT_EQ(config.active_mlp_size(5), 11 * 512);
+  const std::int64_t H = 2048, linear = (8192 + 4096 + 64) * H + 4096 * H, full = (2 * 4096 + 2 * 512) * H + 4096 * H,
+                     experts = 512 * H + 11 * 3 * 512 * H + H;
+  EXPECT_EQ(config.num_active_parameters(), 36 * linear + 12 * full + 48 * experts + 151936 * H);
+  const ModelConfig dense = load(edit(kQwen3Next, "\"mlp_only_layers\": []", "\"mlp_only_layers\": [3]"));
+  EXPECT_FALSE(dense.is_sparse(3));
+  EXPECT_EQ(dense.active_mlp_size(3), 5120);
+  EXPECT_FALSE(load(edit(kQwen3Next, "\"norm_topk_prob\": true", "\"norm_topk_prob\": false")).norm_topk_prob);
+  expect_error(edit(kQwen3Next, "\"attention_dropout\": 0.0", "\"attention_dropout\": 0.5"), ErrorCode::kNotImplemented,
+               "attention_dropout");
+  expect_error(edit(kQwen3Next, "\"num_experts\": 512", "\"num_experts\": 8"), ErrorCode::kCorrupt, "num_experts_per_tok");
+  expect_error(edit(kQwen3Next, "\"shared_expert_intermediate_size\": 512", "\"shared_expert_intermediate_size\": 0"), ErrorCode::kCorrupt,
+               "shared_expert_intermediate_size");
+  expect_error(edit(kQwen3Next, "\"intermediate_size\": 5120,", ""), ErrorCode::kCorrupt, "intermediate_size");
+}
+
+TEST_F(ModelConfigTest, Qwen35WithExperts) {
+  const std::string text = R"({"attention_bias": false, "attn_output_gate": true, "eos_token_id": 248044, "full_attention_interval": 4,
+    "head_dim": 256, "hidden_act": "silu", "hidden_size": 2048, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128, "max_position_embeddings": 262144,
+    "mlp_only_layers": [], "model_type": "qwen3_5_moe_text", "moe_intermediate_size": 512, "mtp_num_hidden_layers": 1,
+    "num_attention_heads": 16, "num_experts": 256, "num_experts_per_tok": 8, "num_hidden_layers": 40, "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06, "shared_expert_intermediate_size": 512, "vocab_size": 248320, "rope_parameters": {"mrope_interleaved": true,
+    "mrope_section": [11, 11, 10], "rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25}})";
+  const std::string whole = R"({"architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe",
+    "tie_word_embeddings": false, "vision_config": {"depth": 27}, "text_config": )" +
+                            text + "}";
+  const ModelConfig config = load(whole);
+  EXPECT_EQ(config.model_type, "qwen3_5_moe_text");
+  EXPECT_EQ(config.num_parameters(), 34660610688);
+  EXPECT_EQ(config.num_softmax_layers(), 10);
+  EXPECT_EQ(config.active_mlp_size(0), 9 * 512);
+  EXPECT_TRUE(config.gates_shared_expert && !config.linear.fuses_projections && config.norm_topk_prob);
+  EXPECT_TRUE(config.dense_layers.empty());
+  EXPECT_EQ(load(saved_config_json(config, DType::kBF16)).num_parameters(), config.num_parameters());
+  expect_error(edit(text, "\"mlp_only_layers\": []", "\"mlp_only_layers\": [1]"), ErrorCode::kNotImplemented, "mlp_only_layers");
 }
 
 // As published: with a part for images beside it.
@@ -723,6 +780,9 @@ TEST_F(ModelConfigTest, WhatInitModelWritesReadsBack) {
     EXPECT_EQ(read.window_rope_theta, made.window_rope_theta);
     EXPECT_EQ(read.num_experts, made.num_experts);
     EXPECT_EQ(read.expert_size, made.expert_size);
+    EXPECT_EQ(read.shared_expert_size, made.shared_expert_size);
+    EXPECT_EQ(read.gates_shared_expert, made.gates_shared_expert);
+    EXPECT_EQ(read.linear, made.linear);
     EXPECT_THAT(read.eos_ids, ElementsAre(5));
   }
   InitModelOptions odd;
