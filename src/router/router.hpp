@@ -36,6 +36,9 @@ struct RequestShape {
   std::int64_t num_prompt_tokens = 0;
   std::int64_t max_new_tokens = 0;
   bool is_replay = false;  ///< was in flight on an engine that was lost: goes before the others
+  /// The engine that failed the request: it is given it again only while no other has room. An engine that fails at once has always the
+  /// fewest tokens in flight, and would else get every repetition.
+  std::optional<EngineId> failed_on = {};
 };
 
 struct Assignment {
@@ -79,7 +82,7 @@ class SessionHomes {
 /// Decides which engine runs which request. No clock, no thread, no socket: callers tell what happened and carry out plan().
 ///
 ///   1. A request goes to its session's engine while that has room, for its prefix is there.
-///   2. A session without an engine gets the one with the fewest tokens in flight.
+///   2. A session without an engine gets the one with the fewest tokens in flight, a request that failed on an engine another than that.
 ///   3. A request waits here, not at an engine, and only while its session's engine, or without one every engine, is full. A session
 ///      moves to another engine when that is less than half full, or when more wait for its own than half of what that runs; of those first
 ///      in line the one with the shortest prompt, which is the cheapest to compute again. So no engine is idle while another queues.
@@ -139,7 +142,7 @@ class Router {
   void plan_at_home(std::vector<Assignment>& plan);
   void plan_fresh(std::vector<Assignment>& plan);
   void plan_moves(std::vector<Assignment>& plan);
-  std::optional<std::int64_t> least_loaded(std::int64_t num_tokens, bool must_be_half_empty) const;
+  std::optional<std::int64_t> least_loaded(const RequestShape& shape, bool must_be_half_empty) const;
   /// The first in a line with the shortest prompt, among all lines or the long ones alone.
   std::optional<std::int64_t> cheapest_to_move(bool from_long_lines) const;
 

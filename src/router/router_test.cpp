@@ -56,6 +56,26 @@ TEST(Router, LaterTurnsReturnToTheirPrefixWhileItsEngineHasRoom) {
   EXPECT_EQ(router.counts().num_moved, 1);
 }
 
+TEST(Router, ARequestThatFailedOnAnEngineGoesToAnotherWhileOneHasRoom) {
+  Router router;
+  const EngineId sick = router.add_engine({.max_requests = 4}, true);
+  const EngineId well = router.add_engine({.max_requests = 1}, true);
+  const auto repeat = [&](const std::string& session) { return *router.submit({.session = session, .is_replay = true, .failed_on = sick}); };
+  const TicketId first = repeat("");
+  EXPECT_THAT(engines_of(router.plan()), ElementsAre(1)) << "although the first engine has as little to do";
+  const TicketId second = repeat("");
+  EXPECT_THAT(engines_of(router.plan()), ElementsAre(0)) << "rather there than to wait";
+  router.finish(first, 1);
+  router.finish(second, 1);
+  // Its session has its prefix there again, since another of its requests went there meanwhile.
+  const TicketId other = submit(router, "a");
+  EXPECT_THAT(engines_of(router.plan()), ElementsAre(0));
+  router.finish(other, 1);
+  repeat("a");
+  EXPECT_THAT(engines_of(router.plan()), ElementsAre(1));
+  EXPECT_EQ(router.load(well).num_requests, 1);
+}
+
 TEST(Router, WhatFitsNowhereWaitsAndGoesHomeFirst) {
   Router router;
   router.add_engine({.max_requests = 1}, true);
