@@ -246,7 +246,7 @@ struct TrainerModelConfig {
     v.field("quantization", quantization, "Products in 8 bits", {.status = not_built("8-bit training")});
     v.field("index_cache", index_cache, "Share sparse attention indices between layers", {.status = not_built("sparse attention")});
     v.field("vlm", vlm, "Vision language model", {.status = not_built("vision language models")});
-    v.field("conversion_dir", conversion_dir, "Cache of converted weights", {.status = not_built("a cache of converted weights")});
+    v.field("conversion_dir", conversion_dir, "Cache of converted weights", {.status = inert("files are read as they are published, and no converted copy is kept")});
     v.field("debug", debug, "Shortcuts for tests");
   }
 };

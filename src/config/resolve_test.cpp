@@ -380,6 +380,25 @@ TEST(ResolveInference, ServersThatAreCountedAreEngines) {
   }
 }
 
+TEST(ResolveInference, RoutersSpreadRequestsByThePoliciesThatOursHas) {
+  const std::string line = "inference --model.name m --parallel.dp 2 --router.type vllm-router ";
+  const auto policy_of = [](const InferenceConfig& config) { return std::get<VllmRouterConfig>(config.router.value()).policy; };
+  EXPECT_EQ(policy_of(load_line<InferenceConfig>(line).config), RouterPolicy::kConsistentHash);
+  const auto turns = load_line<InferenceConfig>(line + "--router.policy round_robin");
+  EXPECT_EQ(policy_of(turns.config), RouterPolicy::kRoundRobin);
+  EXPECT_THAT(turns.not_built, IsEmpty());
+  EXPECT_THAT(load_line<InferenceConfig>("inference --model.name m --router None").not_built, IsEmpty());
+  for (const std::string policy : {"random", "cache_aware", "power_of_two"}) {
+    EXPECT_EQ(load_line<InferenceConfig>(line + "--router.policy " + policy).not_built.at(0).key, "router.policy") << policy;
+    EXPECT_EQ(load_line<RouterToolConfig>("router --policy " + policy).not_built.at(0).key, "policy") << policy;
+  }
+  EXPECT_THAT(error_of<InferenceConfig>(line + "--router.policy rendezvous"), HasSubstr("router.policy"));
+  EXPECT_TRUE(is_not_built(load_line<InferenceConfig>("inference --model.name m --router.type llm-d").not_built, "a router of llm-d"));
+  const std::string run = kRlLine + "--deployment.type single_node --inference.parallel.dp 2 --inference.router.type vllm-router ";
+  EXPECT_THAT(load_line<RlConfig>(run).not_built, IsEmpty());
+  EXPECT_TRUE(is_not_built(load_line<RlConfig>(run + "--inference.router.policy round_robin").not_built, "engines in turn within a run"));
+}
+
 TEST(ResolveInference, CopiesOverSeveralNodesNeedTheAddressOfTheirRouter) {
   const std::string line = "inference --model.name m --parallel.dp 4 ";
   for (const char* flags : {"--parallel.dp-local 2", "--parallel.dp-start-rank 2", "--parallel.headless", "--api-server-count 0"})

@@ -41,6 +41,12 @@ TEST(ResolveTrainer, SeveralRunsAreRefusedWhatBelongsToOne) {
   EXPECT_TRUE(is_not_built(load_line<TrainerConfig>(line + "--model.lora --weight-broadcast.type nixl").not_built, "several runs over"));
 }
 
+TEST(ResolveTrainer, AFolderForConvertedWeightsHasNoEffect) {
+  const auto trainer = load_line<TrainerConfig>("trainer --model.name ./m --model.conversion-dir /tmp/converted");
+  EXPECT_THAT(trainer.not_built, IsEmpty());
+  EXPECT_THAT(trainer.warnings, Contains(HasSubstr("model.conversion_dir (files are read as they are published")));
+}
+
 TEST(ResolveTrainer, RouterReplayHasServersTellWhichExpertsTokensHad) {
   EXPECT_FALSE(load_line<RlConfig>(kRlLine).config.inference->enable_return_routed_experts);
   for (const char* shape : {"", "--deployment.type single_node "})
