@@ -36,8 +36,7 @@ constexpr EnumEntry kCpStyles[] = {entry(ContextParallelStyle::kRing, "ring"), e
 constexpr EnumEntry kExpertBackends[] = {entry(ExpertBackend::kTorch, "torch"), entry(ExpertBackend::kDeepEp, "deepep")};
 constexpr EnumEntry kRouterPolicies[] = {entry(RouterPolicy::kConsistentHash, "consistent_hash"),
                                          entry(RouterPolicy::kRoundRobin, "round_robin"), entry(RouterPolicy::kRandom, "random"),
-                                         entry(RouterPolicy::kCacheAware, "cache_aware"),
-                                         entry(RouterPolicy::kPowerOfTwo, "power_of_two")};
+                                         entry(RouterPolicy::kCacheAware, "cache_aware"), entry(RouterPolicy::kPowerOfTwo, "power_of_two")};
 constexpr EnumEntry kOffloadBackends[] = {entry(OffloadBackend::kNative, "native"), entry(OffloadBackend::kTorch, "torch")};
 constexpr EnumEntry kRatioLevels[] = {entry(RatioLevel::kToken, "token"), entry(RatioLevel::kSequence, "sequence")};
 constexpr EnumEntry kPrecisions[] = {entry(MatmulPrecision::kHighest, "highest"), entry(MatmulPrecision::kHigh, "high"),

@@ -84,8 +84,8 @@ struct InferenceModelConfig {
     v.field("generation_config", generation_config,
             "Sampling defaults of chat and completions: auto (the model's generation_config.json), vllm (none), "
             "or a folder that holds the file");
-    v.field("rope_scaling", rope_scaling, "Overrides the model's rope_scaling",
-            {.status = not_built("another rope_scaling than the model's own", "change config.json of the model folder")});
+    v.field("rope_scaling", rope_scaling,
+            "Table in place of rope_scaling in config.json, for longer texts: rope_type (yarn, llama3, longrope, default) and its keys");
     v.field("quantization", quantization, "Quantise weights when they are loaded", {.status = not_built("quantised weights")});
   }
 };
@@ -184,7 +184,8 @@ struct VllmRouterConfig {
 };
 struct LlmDRouterConfig {
   static constexpr std::string_view kType = "llm-d";
-  static constexpr Status kStatus = not_built("a router of llm-d", "leave router out, or use vllm-router, which is the router of this program");
+  static constexpr Status kStatus =
+      not_built("a router of llm-d", "leave router out, or use vllm-router, which is the router of this program");
   Value scorers = Value::table();
   Value prefill_scorer_overrides = Value::table();
   Value decode_scorer_overrides = Value::table();

@@ -68,6 +68,10 @@ void check_inference(InferenceConfig& config, const Check& check) {
         check.is_set("model.dtype") ? "model.dtype" : "compute.dtype",
         "float16 is computed in float32 here: no value is rounded to less than it would be, and memory and time are those of float32");
   check_copies(config, check);
+  if (const Value& rope = config.model.rope_scaling; !rope.is_null() && !(rope.is_table() && (rope.find("rope_type") || rope.find("type"))))
+    check.problem("model.rope_scaling",
+                  "wanted a table with a rope_type, such as {rope_type = \"yarn\", factor = 4.0, "
+                  "original_max_position_embeddings = 32768}");
   if (!config.enable_chunked_prefill && config.model.max_model_len && *config.model.max_model_len > config.max_num_batched_tokens)
     check.problem("max_num_batched_tokens",
                   fmt::format("must be at least max_model_len {} when enable_chunked_prefill is off", *config.model.max_model_len));

@@ -452,10 +452,15 @@ void connect_client(RlConfig& config, const Check& check) {
 /// The engines that sample what the trainer trains on.
 void check_sampler(InferenceConfig& inference, const Check& check) {
   detail::check_inference(inference, check);
+  if (!inference.model.rope_scaling.is_null())
+    check.problem("model.rope_scaling",
+                  "would sample from another model than trainer.model trains, which rotates positions as its config.json "
+                  "says; change rope_scaling in config.json of the model folder, which both read");
   const auto* router = inference.router ? std::get_if<VllmRouterConfig>(&*inference.router) : nullptr;
   if (router != nullptr && router->policy == RouterPolicy::kRoundRobin)
-    check.not_built("router.policy", "engines in turn within a run, whose orchestrator keeps the turns of a rollout at the engine that has their "
-                                     "prefix; leave the key out");
+    check.not_built("router.policy",
+                    "engines in turn within a run, whose orchestrator keeps the turns of a rollout at the engine that has their "
+                    "prefix; leave the key out");
 }
 
 void check_models(RlConfig& config, const Check& check) {

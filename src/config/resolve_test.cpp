@@ -399,6 +399,21 @@ TEST(ResolveInference, RoutersSpreadRequestsByThePoliciesThatOursHas) {
   EXPECT_TRUE(is_not_built(load_line<RlConfig>(run + "--inference.router.policy round_robin").not_built, "engines in turn within a run"));
 }
 
+TEST(ResolveInference, RotaryScalingIsOverriddenWhereNothingIsTrained) {
+  const std::string rope = R"(rope-scaling {"rope_type":"yarn","factor":4.0,"original_max_position_embeddings":32768})";
+  const auto inference = load_line<InferenceConfig>("inference --model.name m --model." + rope);
+  EXPECT_THAT(inference.not_built, IsEmpty());
+  EXPECT_EQ(to_compact_json(inference.config.model.rope_scaling),
+            R"({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768})");
+  EXPECT_EQ(to_compact_json(load_line<InferenceConfig>("inference --model.name m --vllm." + rope).config.model.rope_scaling),
+            to_compact_json(inference.config.model.rope_scaling));
+  for (const std::string bad : {"4", R"({"factor":4})"})
+    EXPECT_THAT(error_of<InferenceConfig>("inference --model.name m --model.rope-scaling " + bad),
+                HasSubstr("model.rope_scaling: wanted a table with a rope_type"));
+  EXPECT_THAT(error_of<RlConfig>(kRlLine + "--inference.model." + rope),
+              HasSubstr("inference.model.rope_scaling: would sample from another model than trainer.model trains"));
+}
+
 TEST(ResolveInference, CopiesOverSeveralNodesNeedTheAddressOfTheirRouter) {
   const std::string line = "inference --model.name m --parallel.dp 4 ";
   for (const char* flags : {"--parallel.dp-local 2", "--parallel.dp-start-rank 2", "--parallel.headless", "--api-server-count 0"})

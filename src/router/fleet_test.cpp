@@ -279,8 +279,8 @@ class RouterServerTest : public FleetTest {
   RouterServerTest() { serve(kLong); }
   void serve(std::chrono::milliseconds request_timeout) {
     server_ = std::make_unique<RouterServer>(
-        RouterServerOptions{.http = {.name = "router"}, .guard = {.host = "127.0.0.1"}, .request_timeout = request_timeout}, fleet_, updater_,
-        client_);
+        RouterServerOptions{.http = {.name = "router"}, .guard = {.host = "127.0.0.1"}, .request_timeout = request_timeout}, fleet_,
+        updater_, client_);
     server_->start();
   }
   net::HttpReply post(const std::string& path, std::string body) {

@@ -60,7 +60,9 @@ TEST(Router, ARequestThatFailedOnAnEngineGoesToAnotherWhileOneHasRoom) {
   Router router;
   const EngineId sick = router.add_engine({.max_requests = 4}, true);
   const EngineId well = router.add_engine({.max_requests = 1}, true);
-  const auto repeat = [&](const std::string& session) { return *router.submit({.session = session, .is_replay = true, .failed_on = sick}); };
+  const auto repeat = [&](const std::string& session) {
+    return *router.submit({.session = session, .is_replay = true, .failed_on = sick});
+  };
   const TicketId first = repeat("");
   EXPECT_THAT(engines_of(router.plan()), ElementsAre(1)) << "although the first engine has as little to do";
   const TicketId second = repeat("");
