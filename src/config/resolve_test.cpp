@@ -399,6 +399,19 @@ TEST(ResolveInference, RoutersSpreadRequestsByThePoliciesThatOursHas) {
   EXPECT_TRUE(is_not_built(load_line<RlConfig>(run + "--inference.router.policy round_robin").not_built, "engines in turn within a run"));
 }
 
+TEST(ResolveSft, StackedRowsAreMultiplesOfTheShortestBucket) {
+  const std::string line = "sft --model.name m --data.name d --data.pack-function stack --data.seq-len 512 ";
+  const auto loaded = load_line<SftConfig>(line);
+  EXPECT_THAT(loaded.not_built, IsEmpty());
+  EXPECT_EQ(std::get<SftDataConfig>(loaded.config.data).pack_function, PackFunction::kStack);
+  EXPECT_THAT(
+      load_line<SftConfig>("sft --model.name m --data.type fake --data.pack-function stack --data.seq-len 64 --data.micro-batch-size 4")
+          .not_built,
+      IsEmpty());
+  EXPECT_THAT(error_of<SftConfig>(line + "--data.seq-len 300"),
+              HasSubstr("data.pack_function: stack needs rows of a multiple of 256 tokens; seq_len * micro_batch_size is 300"));
+}
+
 TEST(ResolveInference, RotaryScalingIsOverriddenWhereNothingIsTrained) {
   const std::string rope = R"(rope-scaling {"rope_type":"yarn","factor":4.0,"original_max_position_embeddings":32768})";
   const auto inference = load_line<InferenceConfig>("inference --model.name m --model." + rope);
