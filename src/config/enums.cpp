@@ -34,6 +34,9 @@ constexpr EnumEntry kModelImpls[] = {entry(ModelImpl::kAuto, "auto"), entry(Mode
 constexpr EnumEntry kCheckpointModes[] = {entry(CheckpointMode::kFull, "full"), entry(CheckpointMode::kSelective, "selective")};
 constexpr EnumEntry kCpStyles[] = {entry(ContextParallelStyle::kRing, "ring"), entry(ContextParallelStyle::kUlysses, "ulysses")};
 constexpr EnumEntry kExpertBackends[] = {entry(ExpertBackend::kTorch, "torch"), entry(ExpertBackend::kDeepEp, "deepep")};
+constexpr EnumEntry kRouterPolicies[] = {entry(RouterPolicy::kConsistentHash, "consistent_hash"),
+                                         entry(RouterPolicy::kRoundRobin, "round_robin"), entry(RouterPolicy::kRandom, "random"),
+                                         entry(RouterPolicy::kCacheAware, "cache_aware"), entry(RouterPolicy::kPowerOfTwo, "power_of_two")};
 constexpr EnumEntry kOffloadBackends[] = {entry(OffloadBackend::kNative, "native"), entry(OffloadBackend::kTorch, "torch")};
 constexpr EnumEntry kRatioLevels[] = {entry(RatioLevel::kToken, "token"), entry(RatioLevel::kSequence, "sequence")};
 constexpr EnumEntry kPrecisions[] = {entry(MatmulPrecision::kHighest, "highest"), entry(MatmulPrecision::kHigh, "high"),
@@ -98,6 +101,7 @@ std::span<const EnumEntry> enum_entries(ModelImpl) { return kModelImpls; }
 std::span<const EnumEntry> enum_entries(CheckpointMode) { return kCheckpointModes; }
 std::span<const EnumEntry> enum_entries(ContextParallelStyle) { return kCpStyles; }
 std::span<const EnumEntry> enum_entries(ExpertBackend) { return kExpertBackends; }
+std::span<const EnumEntry> enum_entries(RouterPolicy) { return kRouterPolicies; }
 std::span<const EnumEntry> enum_entries(OffloadBackend) { return kOffloadBackends; }
 std::span<const EnumEntry> enum_entries(RatioLevel) { return kRatioLevels; }
 std::span<const EnumEntry> enum_entries(MatmulPrecision) { return kPrecisions; }

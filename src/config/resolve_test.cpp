@@ -380,6 +380,53 @@ TEST(ResolveInference, ServersThatAreCountedAreEngines) {
   }
 }
 
+TEST(ResolveInference, RoutersSpreadRequestsByThePoliciesThatOursHas) {
+  const std::string line = "inference --model.name m --parallel.dp 2 --router.type vllm-router ";
+  const auto policy_of = [](const InferenceConfig& config) { return std::get<VllmRouterConfig>(config.router.value()).policy; };
+  EXPECT_EQ(policy_of(load_line<InferenceConfig>(line).config), RouterPolicy::kConsistentHash);
+  const auto turns = load_line<InferenceConfig>(line + "--router.policy round_robin");
+  EXPECT_EQ(policy_of(turns.config), RouterPolicy::kRoundRobin);
+  EXPECT_THAT(turns.not_built, IsEmpty());
+  EXPECT_THAT(load_line<InferenceConfig>("inference --model.name m --router None").not_built, IsEmpty());
+  for (const std::string policy : {"random", "cache_aware", "power_of_two"}) {
+    EXPECT_EQ(load_line<InferenceConfig>(line + "--router.policy " + policy).not_built.at(0).key, "router.policy") << policy;
+    EXPECT_EQ(load_line<RouterToolConfig>("router --policy " + policy).not_built.at(0).key, "policy") << policy;
+  }
+  EXPECT_THAT(error_of<InferenceConfig>(line + "--router.policy rendezvous"), HasSubstr("router.policy"));
+  EXPECT_TRUE(is_not_built(load_line<InferenceConfig>("inference --model.name m --router.type llm-d").not_built, "a router of llm-d"));
+  const std::string run = kRlLine + "--deployment.type single_node --inference.parallel.dp 2 --inference.router.type vllm-router ";
+  EXPECT_THAT(load_line<RlConfig>(run).not_built, IsEmpty());
+  EXPECT_TRUE(is_not_built(load_line<RlConfig>(run + "--inference.router.policy round_robin").not_built, "engines in turn within a run"));
+}
+
+TEST(ResolveSft, StackedRowsAreMultiplesOfTheShortestBucket) {
+  const std::string line = "sft --model.name m --data.name d --data.pack-function stack --data.seq-len 512 ";
+  const auto loaded = load_line<SftConfig>(line);
+  EXPECT_THAT(loaded.not_built, IsEmpty());
+  EXPECT_EQ(std::get<SftDataConfig>(loaded.config.data).pack_function, PackFunction::kStack);
+  EXPECT_THAT(
+      load_line<SftConfig>("sft --model.name m --data.type fake --data.pack-function stack --data.seq-len 64 --data.micro-batch-size 4")
+          .not_built,
+      IsEmpty());
+  EXPECT_THAT(error_of<SftConfig>(line + "--data.seq-len 300"),
+              HasSubstr("data.pack_function: stack needs rows of a multiple of 256 tokens; seq_len * micro_batch_size is 300"));
+}
+
+TEST(ResolveInference, RotaryScalingIsOverriddenWhereNothingIsTrained) {
+  const std::string rope = R"(rope-scaling {"rope_type":"yarn","factor":4.0,"original_max_position_embeddings":32768})";
+  const auto inference = load_line<InferenceConfig>("inference --model.name m --model." + rope);
+  EXPECT_THAT(inference.not_built, IsEmpty());
+  EXPECT_EQ(to_compact_json(inference.config.model.rope_scaling),
+            R"({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768})");
+  EXPECT_EQ(to_compact_json(load_line<InferenceConfig>("inference --model.name m --vllm." + rope).config.model.rope_scaling),
+            to_compact_json(inference.config.model.rope_scaling));
+  for (const std::string bad : {"4", R"({"factor":4})"})
+    EXPECT_THAT(error_of<InferenceConfig>("inference --model.name m --model.rope-scaling " + bad),
+                HasSubstr("model.rope_scaling: wanted a table with a rope_type"));
+  EXPECT_THAT(error_of<RlConfig>(kRlLine + "--inference.model." + rope),
+              HasSubstr("inference.model.rope_scaling: would sample from another model than trainer.model trains"));
+}
+
 TEST(ResolveInference, CopiesOverSeveralNodesNeedTheAddressOfTheirRouter) {
   const std::string line = "inference --model.name m --parallel.dp 4 ";
   for (const char* flags : {"--parallel.dp-local 2", "--parallel.dp-start-rank 2", "--parallel.headless", "--api-server-count 0"})

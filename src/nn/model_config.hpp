@@ -146,9 +146,18 @@ struct ModelConfig {
   double flops_per_token(std::int64_t seq_len) const;
 };
 
+/// What an engine puts in place of keys of config.json.
+struct ConfigOverrides {
+  /// A JSON object in place of "rope_scaling" and "rope_parameters"; empty: those of the file. A rope_theta and a partial_rotary_factor
+  /// that it does not have stay the file's, its original_max_position_embeddings is also that of the top level. max_position_embeddings
+  /// becomes `factor` times the original length where that is more.
+  std::string rope_scaling = {};
+};
+
 /// Reads <folder>/config.json. Error{kNotFound|kCorrupt|kNotImplemented} names the key and what was found: an unknown
 /// model_type, unknown types of layers, unknown rope types and quantised checkpoints are refused, never ignored.
-ModelConfig load_model_config(const std::filesystem::path& folder);
+/// Error{kInvalidArgument} naming a key of an override that no type of rotary scaling has.
+ModelConfig load_model_config(const std::filesystem::path& folder, const ConfigOverrides& overrides = {});
 /// config.json text for a model that init-model made.
 std::string to_config_json(const ModelConfig& config);
 /// config.json text for weights saved as `dtype`: raw_json with that one key changed, or to_config_json where there is none.

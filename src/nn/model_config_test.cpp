@@ -670,6 +670,49 @@ TEST_F(ModelConfigTest, Yarn) {
   expect_error(with(R"("type": "yarn", "factor": 0.5)"), ErrorCode::kCorrupt, "factor");
 }
 
+TEST_F(ModelConfigTest, AnOverrideOfTheRotaryScalingIsAsIfTheFileHadIt) {
+  const std::string yarn = R"({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768})";
+  const auto load_with = [&](const std::string& text, const std::string& rope) {
+    load(text);
+    return load_model_config(folder_, {.rope_scaling = rope});
+  };
+  const ModelConfig written = load(edit(kQwen3, "\"rope_scaling\": null", "\"rope_scaling\": " + yarn));
+  const ModelConfig config = load_with(kQwen3, yarn);
+  EXPECT_EQ(config.yarn, written.yarn);
+  EXPECT_EQ(config.rope_theta, written.rope_theta);
+  EXPECT_EQ(config.max_position, 131072) << "what the factor stretches the original length to";
+  EXPECT_EQ(config.raw_json, load(kQwen3).raw_json) << "what would be saved is the model's own";
+  EXPECT_EQ(load_with(kQwen3, R"({"type": "yarn", "factor": 2, "original_max_position_embeddings": 1024})").max_position, 40960);
+  // In place of what a file of transformers 5 says; the base of the angles stays.
+  const std::string newer =
+      edit(kQwen3, "\"rope_scaling\": null, ",
+           R"("rope_parameters": {"rope_theta": 7e5, "rope_type": "yarn", "factor": 2}, "original_max_position_embeddings": 99, )");
+  const ModelConfig replaced = load_with(newer, yarn);
+  EXPECT_EQ(replaced.yarn, written.yarn);
+  EXPECT_EQ(replaced.rope_theta, 7e5);
+  const ModelConfig off = load_with(newer, R"({"rope_type": "default", "rope_theta": 5e5})");
+  EXPECT_FALSE(off.yarn);
+  EXPECT_EQ(off.rope_theta, 5e5);
+  const ModelConfig llama = load_with(
+      kSmolLM2,
+      R"({"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192})");
+  EXPECT_TRUE(llama.rope_scaling.enabled);
+  EXPECT_EQ(llama.max_position, 65536);
+
+  const auto reason = [&](const std::string& rope) -> std::string {
+    try {
+      load_with(kQwen3, rope);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "loaded";
+  };
+  EXPECT_THAT(reason(R"({"rope_type": "yarn", "facter": 4})"), HasSubstr("no type of scaling has the key 'facter'"));
+  EXPECT_THAT(reason(R"({"factor": 4})"), HasSubstr("wanted a 'rope_type'"));
+  EXPECT_THAT(reason(R"({"rope_type": "linear", "factor": 4})"), HasSubstr("'rope_type' is 'linear'"));
+  EXPECT_THAT(reason("[4]"), HasSubstr("wanted an object"));
+}
+
 TEST_F(ModelConfigTest, RopeKeysSideBySideCountAsInTransformers) {
   const std::string llama3 =
       R"({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 512)";
