@@ -1,15 +1,12 @@
 #include "nn/model_config.hpp"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <unistd.h>
-
 #include <array>
 #include <cmath>
 #include <fstream>
 
 #include "base/error.hpp"
 #include "nn/init_model.hpp"
+#include "nn/model_config_fixture.hpp"
 #include "nn/models/family.hpp"
 #include "nn/same_model.hpp"
 
@@ -18,52 +15,6 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-constexpr const char* kSmolLM2 = R"({
-  "architectures": ["LlamaForCausalLM"], "attention_bias": false, "bos_token_id": 0, "eos_token_id": 0, "hidden_act": "silu",
-  "hidden_size": 576, "initializer_range": 0.04, "intermediate_size": 1536, "is_llama_config": true, "max_position_embeddings": 8192,
-  "mlp_bias": false, "model_type": "llama", "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3,
-  "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_interleaved": false, "rope_scaling": null, "rope_theta": 100000,
-  "tie_word_embeddings": true, "torch_dtype": "bfloat16", "use_cache": true, "vocab_size": 49152})";
-
-constexpr const char* kQwen3 = R"({
-  "architectures": ["Qwen3ForCausalLM"], "attention_bias": false, "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128,
-  "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 3072, "max_position_embeddings": 40960, "max_window_layers": 28,
-  "model_type": "qwen3", "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-06,
-  "rope_scaling": null, "rope_theta": 1000000, "sliding_window": null, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
-  "use_sliding_window": false, "vocab_size": 151936})";
-
-class ModelConfigTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    folder_ = fs::temp_directory_path() /
-              ("prl-config-" + std::to_string(::getpid()) + "-" + ::testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-  ModelConfig load(const std::string& text) {
-    std::ofstream(folder_ / "config.json", std::ios::trunc) << text;
-    return load_model_config(folder_);
-  }
-  /// `text` with `from` replaced by `to`.
-  static std::string edit(std::string text, const std::string& from, const std::string& to) {
-    const std::size_t at = text.find(from);
-    EXPECT_NE(at, std::string::npos) << from;
-    return text.replace(at, from.size(), to);
-  }
-  void expect_error(const std::string& text, ErrorCode code, const std::string& part) {
-    try {
-      load(text);
-      ADD_FAILURE() << "loaded; wanted an error with " << part;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), code) << error.what();
-      EXPECT_THAT(error.what(), HasSubstr(part));
-      EXPECT_THAT(error.what(), HasSubstr("config.json"));
-    }
-  }
-  fs::path folder_;
-};
 
 TEST_F(ModelConfigTest, ReadsPublishedConfigs) {
   const ModelConfig smol = load(kSmolLM2);
@@ -625,130 +576,6 @@ TEST_F(ModelConfigTest, Glm4Moe) {
                ErrorCode::kNotImplemented, "partial_rotary_factor");
   // What was not read is not said to be in what is saved.
   EXPECT_THAT(saved_config_json(config, DType::kBF16), HasSubstr("\"num_nextn_predict_layers\": 0"));
-}
-
-TEST_F(ModelConfigTest, RopeKeysOldAndNew) {
-  const std::string scaling =
-      R"({"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"})";
-  const ModelConfig old_style = load(edit(kSmolLM2, "\"rope_scaling\": null", "\"rope_scaling\": " + scaling));
-  EXPECT_TRUE(old_style.rope_scaling.enabled);
-  EXPECT_EQ(old_style.rope_scaling.factor, 32.0);
-  EXPECT_EQ(old_style.rope_theta, 100000.0);
-  const ModelConfig new_style = load(edit(kSmolLM2, "\"rope_scaling\": null, \"rope_theta\": 100000",
-                                          "\"rope_parameters\": {\"rope_theta\": 500000.0, " + scaling.substr(1)));
-  EXPECT_TRUE(new_style.rope_scaling.enabled);
-  EXPECT_EQ(new_style.rope_theta, 500000.0);
-  EXPECT_EQ(new_style.rope_scaling.original_max_position, 8192);
-  const ModelConfig plain = load(edit(kSmolLM2, "\"rope_scaling\": null, \"rope_theta\": 100000",
-                                      R"("rope_parameters": {"rope_theta": 7000, "rope_type": "default"})"));
-  EXPECT_FALSE(plain.rope_scaling.enabled);
-  EXPECT_EQ(plain.rope_theta, 7000.0);
-
-  expect_error(edit(kSmolLM2, "\"rope_scaling\": null", R"("rope_scaling": {"type": "dynamic", "factor": 4})"), ErrorCode::kNotImplemented,
-               "'rope_type' is 'dynamic'");
-  expect_error(edit(kSmolLM2, "\"rope_scaling\": null", R"("rope_scaling": {"rope_type": "llama3"})"), ErrorCode::kCorrupt, "factor");
-  expect_error(edit(kSmolLM2, "\"rope_scaling\": null", R"("rope_parameters": {"partial_rotary_factor": 0.5})"), ErrorCode::kNotImplemented,
-               "partial_rotary_factor");
-  expect_error(edit(kSmolLM2, "\"rope_scaling\": null", R"("partial_rotary_factor": 0.5)"), ErrorCode::kNotImplemented,
-               "partial_rotary_factor");
-}
-
-// The expected values are those of transformers 5.23: AutoConfig.from_pretrained, then standardize_rope_params as its models call it.
-TEST_F(ModelConfigTest, Yarn) {
-  const auto with = [](const std::string& keys) { return edit(kQwen3, "\"rope_scaling\": null", "\"rope_scaling\": {" + keys + "}"); };
-  const ModelConfig config = load(with(R"("rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768)"));
-  ASSERT_TRUE(config.yarn);
-  EXPECT_FALSE(config.rope_scaling.enabled);
-  EXPECT_EQ(config.yarn->original_max_position, 32768);
-  EXPECT_EQ(config.yarn->beta_fast, 32.0);
-  EXPECT_NEAR(config.yarn->attention_factor, 0.1 * std::log(4.0) + 1.0, 1e-12);
-  EXPECT_EQ(load(to_config_json(config)).yarn, config.yarn);
-  EXPECT_EQ(load(with(R"("type": "yarn", "factor": 4.0)")).yarn->original_max_position, 40960) << "max_position_embeddings";
-  const ModelConfig scaled = load(with(R"("type": "yarn", "factor": 40, "mscale": 0.5, "mscale_all_dim": 1.0, "truncate": false)"));
-  EXPECT_NEAR(scaled.yarn->attention_factor, (0.05 * std::log(40.0) + 1.0) / (0.1 * std::log(40.0) + 1.0), 1e-12);
-  EXPECT_FALSE(scaled.yarn->truncates);
-  expect_error(with(R"("type": "yarn", "factor": 0.5)"), ErrorCode::kCorrupt, "factor");
-}
-
-TEST_F(ModelConfigTest, AnOverrideOfTheRotaryScalingIsAsIfTheFileHadIt) {
-  const std::string yarn = R"({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768})";
-  const auto load_with = [&](const std::string& text, const std::string& rope) {
-    load(text);
-    return load_model_config(folder_, {.rope_scaling = rope});
-  };
-  const ModelConfig written = load(edit(kQwen3, "\"rope_scaling\": null", "\"rope_scaling\": " + yarn));
-  const ModelConfig config = load_with(kQwen3, yarn);
-  EXPECT_EQ(config.yarn, written.yarn);
-  EXPECT_EQ(config.rope_theta, written.rope_theta);
-  EXPECT_EQ(config.max_position, 131072) << "what the factor stretches the original length to";
-  EXPECT_EQ(config.raw_json, load(kQwen3).raw_json) << "what would be saved is the model's own";
-  EXPECT_EQ(load_with(kQwen3, R"({"type": "yarn", "factor": 2, "original_max_position_embeddings": 1024})").max_position, 40960);
-  // In place of what a file of transformers 5 says; the base of the angles stays.
-  const std::string newer =
-      edit(kQwen3, "\"rope_scaling\": null, ",
-           R"("rope_parameters": {"rope_theta": 7e5, "rope_type": "yarn", "factor": 2}, "original_max_position_embeddings": 99, )");
-  const ModelConfig replaced = load_with(newer, yarn);
-  EXPECT_EQ(replaced.yarn, written.yarn);
-  EXPECT_EQ(replaced.rope_theta, 7e5);
-  const ModelConfig off = load_with(newer, R"({"rope_type": "default", "rope_theta": 5e5})");
-  EXPECT_FALSE(off.yarn);
-  EXPECT_EQ(off.rope_theta, 5e5);
-  const ModelConfig llama = load_with(
-      kSmolLM2,
-      R"({"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192})");
-  EXPECT_TRUE(llama.rope_scaling.enabled);
-  EXPECT_EQ(llama.max_position, 65536);
-
-  const auto reason = [&](const std::string& rope) -> std::string {
-    try {
-      load_with(kQwen3, rope);
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "loaded";
-  };
-  EXPECT_THAT(reason(R"({"rope_type": "yarn", "facter": 4})"), HasSubstr("no type of scaling has the key 'facter'"));
-  EXPECT_THAT(reason(R"({"factor": 4})"), HasSubstr("wanted a 'rope_type'"));
-  EXPECT_THAT(reason(R"({"rope_type": "linear", "factor": 4})"), HasSubstr("'rope_type' is 'linear'"));
-  EXPECT_THAT(reason("[4]"), HasSubstr("wanted an object"));
-}
-
-TEST_F(ModelConfigTest, RopeKeysSideBySideCountAsInTransformers) {
-  const std::string llama3 =
-      R"({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 512)";
-  const std::string no_length = R"({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0)";
-  const auto with = [&](const std::string& keys) { return edit(kSmolLM2, R"("rope_scaling": null, "rope_theta": 100000)", keys); };
-  struct Case {
-    std::string keys;
-    bool is_scaled;
-    double theta;
-    std::int64_t original;
-  };
-  const Case cases[] = {
-      {"\"rope_scaling\": " + llama3 + R"(, "rope_theta": 7e5}, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4})", true, 7e5,
-       512},
-      {"\"rope_scaling\": " + llama3 + R"(}, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "rope_theta": 5e5)", true, 5e5,
-       512},
-      {"\"rope_scaling\": " + llama3 + R"(}, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6})", true, 1e4, 512},
-      {R"("rope_scaling": {}, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6})", false, 1e6, 0},
-      {R"("rope_scaling": null, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6})", false, 1e6, 0},
-      {R"("rope_scaling": {"rope_type": "default"}, "rope_parameters": )" + llama3 + R"(, "rope_theta": 1e6})", false, 1e4, 0},
-      {"\"rope_parameters\": " + llama3 + R"(}, "rope_theta": 5e5)", true, 5e5, 512},
-      {"\"rope_parameters\": " + llama3 + R"(, "rope_theta": 1e6}, "original_max_position_embeddings": 1024)", true, 1e6, 1024},
-      {"\"rope_parameters\": " + no_length + R"(, "rope_theta": 1e6}, "original_max_position_embeddings": 1024)", true, 1e6, 1024},
-      {"\"rope_parameters\": " + no_length + R"(, "rope_theta": 1e6})", true, 1e6, 8192},
-  };
-  for (const Case& c : cases) {
-    const ModelConfig config = load(with(c.keys));
-    EXPECT_EQ(config.rope_scaling.enabled, c.is_scaled) << c.keys;
-    EXPECT_EQ(config.rope_theta, c.theta) << c.keys;
-    if (c.is_scaled) {
-      EXPECT_EQ(config.rope_scaling.original_max_position, c.original) << c.keys;
-    }
-  }
-  for (const char* key : {"rope_parameters", "rope_scaling"})
-    expect_error(with(std::string("\"") + key + "\": {\"full_attention\": " + llama3 + "}}"), ErrorCode::kNotImplemented,
-                 "'full_attention'");
 }
 
 TEST_F(ModelConfigTest, HeadSizesWithoutAKernelAreRefusedAtLoad) {

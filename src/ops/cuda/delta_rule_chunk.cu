@@ -631,8 +631,7 @@ __global__ void __launch_bounds__(kRuleThreads) rule_step_kernel(const ChunkArgs
         multiply_add(sum, left, warp % 2 == 0 ? b[part][0] : b[part][2], warp % 2 == 0 ? b[part][1] : b[part][3]);
     }
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
-      *reinterpret_cast<float2*>(at + half * 8 * D) = make_float2(sum[half * 2], sum[half * 2 + 1]);
+    for (int half = 0; half < 2; ++half) *reinterpret_cast<float2*>(at + half * 8 * D) = make_float2(sum[half * 2], sum[half * 2 + 1]);
   }
 }
 

@@ -20,7 +20,7 @@
 namespace prl::ops::cuda {
 
 constexpr int kChunkKeys = 128, kChunkValues = 128;  ///< K, D
-constexpr int kSubChunk = 16;    ///< tokens of a tile of the matrix instructions
+constexpr int kSubChunk = 16;                        ///< tokens of a tile of the matrix instructions
 constexpr int kChunk = static_cast<int>(kRuleChunk);
 constexpr int kSubChunks = kChunk / kSubChunk;  ///< as many as a block has warps
 static_assert(kSubChunks == kRuleWarps && kRuleCols == kWarp);
@@ -98,8 +98,8 @@ __device__ __forceinline__ float coefficient(float product, float scale_t, float
 /// What a value head has of each token of a chunk, in shared memory. Tokens that are not there have 0 and a decay of 1.
 struct ChunkGates {
   float q_scale[kChunk], k_scale[kChunk], beta[kChunk];
-  float cum[kChunk];    ///< sums of logarithms of decays, to base 2, up to and with a token
-  float decay[kChunk];  ///< 2^cum
+  float cum[kChunk];     ///< sums of logarithms of decays, to base 2, up to and with a token
+  float decay[kChunk];   ///< 2^cum
   float weight[kChunk];  ///< of a token's U in the state behind the chunk: what is left of it there times the scale of its key
 };
 /// The gates of two tokens, 2 lane and 2 lane + 1, in the registers of one warp.
