@@ -58,6 +58,19 @@ TEST(ResolveTrainer, BalancedRoutingIsWarnedOfAndIsNoReplay) {
               HasSubstr("model.debug.force_balanced_routing: gives tokens other"));
 }
 
+TEST(ResolveSft, StackedRowsAreMultiplesOfTheShortestBucket) {
+  const std::string line = "sft --model.name m --data.name d --data.pack-function stack --data.seq-len 512 ";
+  const auto loaded = load_line<SftConfig>(line);
+  EXPECT_THAT(loaded.not_built, IsEmpty());
+  EXPECT_EQ(std::get<SftDataConfig>(loaded.config.data).pack_function, PackFunction::kStack);
+  EXPECT_THAT(
+      load_line<SftConfig>("sft --model.name m --data.type fake --data.pack-function stack --data.seq-len 64 --data.micro-batch-size 4")
+          .not_built,
+      IsEmpty());
+  EXPECT_THAT(error_of<SftConfig>(line + "--data.seq-len 300"),
+              HasSubstr("data.pack_function: stack needs rows of a multiple of 256 tokens; seq_len * micro_batch_size is 300"));
+}
+
 TEST(ResolveTrainer, RouterReplayHasServersTellWhichExpertsTokensHad) {
   EXPECT_FALSE(load_line<RlConfig>(kRlLine).config.inference->enable_return_routed_experts);
   for (const char* shape : {"", "--deployment.type single_node "})

@@ -278,19 +278,21 @@ std::vector<std::int32_t> experts_in_turn(const nn::ModelConfig& model, std::siz
   return out;
 }
 
-}  // namespace
-
-std::vector<std::int32_t> Policy::given_experts(const wire::MicroBatch& row, std::size_t first, std::size_t count) const {
-  if (options_.balances_routes) return experts_in_turn(config(), first, count);
-  return options_.replays_routes ? experts_of(row, first, count) : std::vector<std::int32_t>();
+/// The same of those that tokens do not get from the routers; empty where they do.
+std::vector<std::int32_t> given_experts(const PolicyOptions& options, const nn::ModelConfig& model, const wire::MicroBatch& row,
+                                        std::size_t first, std::size_t count) {
+  if (options.balances_routes) return experts_in_turn(model, first, count);
+  return options.replays_routes ? experts_of(row, first, count) : std::vector<std::int32_t>();
 }
+
+}  // namespace
 
 nn::TokenStats Policy::forward(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T) {
   if (late_ != nullptr) late_->begin();
   std::vector<std::int32_t> cu = cumulative(row);
   const std::uint64_t seed = options_.lora && options_.lora->dropout > 0 ? dropout_seed(options_, weights_->version, row) : 0;
   if (cut_.num_leaves == 1) {
-    const std::vector<std::int32_t> experts = given_experts(row, 0, row.input_ids.size());
+    const std::vector<std::int32_t> experts = given_experts(options_, config(), row, 0, row.input_ids.size());
     return model_->forward(
         weights_, {.ids_T = row.input_ids, .positions_T = row.position_ids, .cu_seqlens = cu, .dropout_seed = seed, .experts_LTK = experts},
         targets_T, row.temperatures);
@@ -308,7 +310,7 @@ nn::TokenStats Policy::forward(const wire::MicroBatch& row, std::span<const std:
   const std::size_t part = padded / static_cast<std::size_t>(cut_.num_ranks);
   const std::size_t first = part * static_cast<std::size_t>(group_ != nullptr ? group_->rank() : 0);
   const auto own = [&](const auto& values) { return std::span(values).subspan(first, part); };
-  const std::vector<std::int32_t> experts = given_experts(row, first, part);
+  const std::vector<std::int32_t> experts = given_experts(options_, config(), row, first, part);
   const nn::PackedBatch batch{.ids_T = own(ids),
                               .positions_T = own(positions),
                               .cu_seqlens = cu,
@@ -335,7 +337,7 @@ nn::TokenStats Policy::evaluate(const wire::MicroBatch& row, std::span<const std
   if (late_ != nullptr) late_->begin();
   const auto cu = cumulative(row);
   const std::vector<std::int32_t> experts =
-      options_.balances_routes ? given_experts(row, 0, row.input_ids.size()) : std::vector<std::int32_t>();
+      options_.balances_routes ? experts_in_turn(config(), 0, row.input_ids.size()) : std::vector<std::int32_t>();
   return model_->evaluate(weights_, {.ids_T = row.input_ids, .positions_T = row.position_ids, .cu_seqlens = cu, .experts_LTK = experts},
                           targets_T, row.temperatures);
 }

@@ -130,8 +130,6 @@ class Policy {
   /// The held part of the masters at first.
   void fill_initial(nn::Parameters& parameters) const;
   void fill_outside_of_layers();
-  /// nn::PackedBatch::experts_LTK of tokens [first, first + count) of the row; empty where the routers choose.
-  std::vector<std::int32_t> given_experts(const wire::MicroBatch& row, std::size_t first, std::size_t count) const;
 
   PolicyOptions options_;
   std::shared_ptr<DeviceRuntime> runtime_;
