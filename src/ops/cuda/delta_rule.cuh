@@ -221,14 +221,20 @@ struct RuleGateGrads {
   const float *rate, *bias;
   float* parameter_parts;  ///< for add_rule_parameters()
   int num_value_heads;
+  /// What the gradient of a decay needs of its token.
+  struct Decay {
+    float x, slope;
+  };
+  __device__ __forceinline__ Decay decay(std::int64_t token, int n) const {
+    return {to_float(a[token * a_stride + n]) + bias[n], -expf(rate[n])};
+  }
   /// of_b: the gradient of the argument of beta's sigmoid; dlog: that of the logarithm of the decay.
-  __device__ __forceinline__ void write(std::int64_t token, int n, float of_b, float dlog) const {
-    const float x = to_float(a[token * a_stride + n]) + bias[n], slope = -expf(rate[n]);
-    const float dx = dlog * slope * (1.0f / (1.0f + expf(-x)));
+  __device__ __forceinline__ void write(std::int64_t token, int n, float of_b, float dlog, const Decay& of) const {
+    const float dx = dlog * of.slope * (1.0f / (1.0f + expf(-of.x)));
     db[token * db_stride + n] = from_float<T>(of_b);
     da[token * da_stride + n] = from_float<T>(dx);
     float* const parts = parameter_parts + (token * num_value_heads + n) * 2;
-    parts[0] = dlog * slope * (x > 20.0f ? x : log1pf(expf(x)));
+    parts[0] = dlog * of.slope * softplus(of.x);
     parts[1] = dx;
   }
 };

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cuda_bf16.h>
+
 #include "ops/cuda/launch.hpp"
 #include "ops/delta_rule.hpp"
 
@@ -39,7 +41,7 @@ void add_rule_parameters(OpContext& ctx, const DeltaRuleGrads& grads, const floa
 /// For the gradient. Sequences have ceil(tokens / kRuleChunk) chunks each, numbered from one sequence to the next.
 struct ChunkStates {
   float* states_CNKD;                 ///< fp32 [chunks, N, K, D]: before each chunk; that before a sequence's first is 0 and not written
-  float* residual_TV;                 ///< fp32 [T, N D]: R
+  __nv_bfloat16* u_CNPDT;             ///< bf16 [chunks, N, 2, D, kRuleChunk]: U, high and low parts; 0 for tokens that are not there
   const std::int32_t* chunk_start_S;  ///< device; the first chunk of each sequence
 };
 /// Sequences that begin anew only.
@@ -51,8 +53,8 @@ void delta_rule_in_chunks(OpContext& ctx, TensorView out_TV, TensorView state_SF
                           const StateRows& rows);
 /// From the last chunk of each sequence to its first.
 struct ChunkGradients {
-  float* dstates_CNKD;  ///< fp32 [chunks, N, K, D]: of the state behind each chunk; behind a sequence's last it is 0, not written
-  float* y_TV;          ///< fp32 [T, N D]: of R, and of the values
+  float* dstates_CNKD;     ///< fp32 [chunks, N, K, D]: of the state behind each chunk; behind a sequence's last it is 0, not written
+  __nv_bfloat16* y_CNPDT;  ///< bf16 [chunks, N, 2, D, kRuleChunk]: of R, and of the values; as u_CNPDT of ChunkStates
   const std::int32_t* chunk_start_S;  ///< as of ChunkStates, and one for the end
 };
 /// Writes the gradients of values in dqkv_TC, too.

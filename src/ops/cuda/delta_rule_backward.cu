@@ -296,7 +296,7 @@ __global__ void __launch_bounds__(kSumBlock) rule_sum_kernel(const SumArgs<T> g)
       dbeta += part[0], dlog += part[1];
     }
     const float beta = g.scales.beta_TN[token * N + n];
-    g.gates.write(token, n, dbeta * (beta * (1.0f - beta)), dlog);
+    g.gates.write(token, n, dbeta * (beta * (1.0f - beta)), dlog, g.gates.decay(token, n));
   }
 }
 

@@ -53,10 +53,6 @@ struct ChunkSequence {
   }
 };
 
-/// Token and column of element e of a thread's part of a tile's product.
-__device__ __forceinline__ int row_of(int lane, int e) { return lane / 4 + e / 2 * 8; }
-__device__ __forceinline__ int col_of(int lane, int e) { return lane % 4 * 2 + e % 2; }
-
 __device__ __forceinline__ float solved(float beta, float v, float sum) { return __fmul_rn(beta, __fsub_rn(v, sum)); }
 /// Products of 16 tokens' keys or queries, from row `left_row` of `left` on, with 16 earlier ones' keys, as coefficients.
 __device__ __forceinline__ void coefficients(float (&c)[2][4], ChunkKeys left, int left_row, ChunkKeys keys, const ChunkGates& gates,
@@ -78,7 +74,7 @@ __device__ __forceinline__ void coefficients(float (&c)[2][4], ChunkKeys left, i
   const float scale_t[2] = {left_scale[row], left_scale[row + 8]}, cum_t[2] = {gates.cum[row], gates.cum[row + 8]};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int s = other * kSubChunk + half * 8 + col_of(lane, 0);
+    const int s = other * kSubChunk + half * 8 + tile_col(lane, 0);
     const float2 scale_s = *reinterpret_cast<const float2*>(gates.k_scale + s), cum_s = *reinterpret_cast<const float2*>(gates.cum + s);
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
@@ -89,9 +85,6 @@ __device__ __forceinline__ void coefficients(float (&c)[2][4], ChunkKeys left, i
     }
   }
 }
-
-/// Of 16 tokens' sums, column by column: eight columns begin in different banks.
-constexpr int kSumPitch = kSubChunk + 4;
 
 struct ChunkShared {
   Half keys[2][kChunk * ChunkKeys::kPitch], queries[2][kChunk * ChunkKeys::kPitch];
@@ -112,7 +105,7 @@ struct ChunkShared {
 struct StateTile {
   float v[2][4][4];
   __device__ __forceinline__ float* place(float* state, int warp, int lane, int first_col, int m, int n, int e) const {
-    return state + (warp * 32 + m * 16 + row_of(lane, e)) * D + first_col + n * 8 + col_of(lane, e);
+    return state + (warp * 32 + m * 16 + tile_row(lane, e)) * D + first_col + n * 8 + tile_col(lane, e);
   }
   template <typename Body>
   __device__ __forceinline__ void each(Body&& body) {
@@ -200,7 +193,7 @@ __global__ void __launch_bounds__(kRuleThreads, 2) rule_chunk_kernel(const Chunk
     if (has_state)
       state.each([&](int i, int j, int e, float first, float second) {
         const SplitPair p = split(first, second);
-        const int r = warp * 32 + i * 16 + row_of(lane, e), c = j * 8 + col_of(lane, e);
+        const int r = warp * 32 + i * 16 + tile_row(lane, e), c = j * 8 + tile_col(lane, e);
         *reinterpret_cast<std::uint32_t*>(state_hi.at(r, c)) = p.hi;
         *reinterpret_cast<std::uint32_t*>(state_lo.at(r, c)) = p.lo;
       });
@@ -253,21 +246,21 @@ __global__ void __launch_bounds__(kRuleThreads, 2) rule_chunk_kernel(const Chunk
 #pragma unroll
           for (int half = 0; half < 2; ++half)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) shared.diagonal[warp][half * 8 + col_of(lane, e)][row_of(lane, e)] = c[half][e];
+            for (int e = 0; e < 4; ++e) shared.diagonal[warp][half * 8 + tile_col(lane, e)][tile_row(lane, e)] = c[half][e];
         }
       }
 #pragma unroll
       for (int j = 0; j < 4; ++j)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const int t = first + row_of(lane, e);
+          const int t = first + tile_row(lane, e);
           of_keys[j][e] = __fmul_rn(of_keys[j][e], __fmul_rn(gates.k_scale[t], gates.decay[t]));
           if constexpr (!kSaves) of_queries[j][e] = __fmul_rn(of_queries[j][e], __fmul_rn(gates.q_scale[t], gates.decay[t]));
         }
     }
     __syncthreads();  // nobody reads the state in shared memory any more
 
-    float u[kSubChunk], residual[kSubChunk];
+    float u[kSubChunk];
 #pragma unroll 1
     for (int tile = 0; tile < kSubChunks; ++tile) {
       if (warp == tile) {
@@ -276,7 +269,7 @@ __global__ void __launch_bounds__(kRuleThreads, 2) rule_chunk_kernel(const Chunk
 #pragma unroll
         for (int j = 0; j < 4; ++j)
 #pragma unroll
-          for (int e = 0; e < 4; ++e) staged_sums[j * 8 + col_of(lane, e)][row_of(lane, e)] = of_keys[j][e];
+          for (int e = 0; e < 4; ++e) staged_sums[j * 8 + tile_col(lane, e)][tile_row(lane, e)] = of_keys[j][e];
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < kSubChunk; i += 4) {
@@ -295,7 +288,6 @@ __global__ void __launch_bounds__(kRuleThreads, 2) rule_chunk_kernel(const Chunk
 #pragma unroll
           for (int i = 0; i < kSubChunk; ++i) {
             const float r = __fsub_rn(to_float(v[i]), sums[i]);
-            if constexpr (kSaves) residual[i] = r;
             if (first + i >= here_lo) u[i] = __fmul_rn(gates.beta[first + i], r);
 #pragma unroll
             for (int later = i + 1; later < kSubChunk; ++later) sums[later] = fmaf(shared.diagonal[warp][i][later], u[i], sums[later]);
@@ -312,14 +304,14 @@ __global__ void __launch_bounds__(kRuleThreads, 2) rule_chunk_kernel(const Chunk
           for (int i = 0; i < kSubChunk; ++i) w[i] = __fmul_rn(u[i], gates.weight[first + i]);
           split_into(weighted_hi.at(lane, first), weighted_lo.at(lane, first), w);
         }
-        const bool keeps_u = !kSaves && has_slot && !is_complete;
-        float* const to =
-            kSaves ? a.saved.residual_TV + here_row * N * D + n * D + col : open.u + static_cast<std::int64_t>(n) * kChunk * D + col;
-        if (kSaves || keeps_u) {
+        if constexpr (kSaves) {
+          Half* const to = a.saved.u_CNPDT + ((a.saved.chunk_start_S[s] + chunk) * N + n) * 2 * kChunkDelta + col * kChunk + first;
+          split_into(to, to + kChunkDelta, u);
+        } else if (has_slot && !is_complete) {
+          float* const to = open.u + static_cast<std::int64_t>(n) * kChunk * D + col;
 #pragma unroll
           for (int i = 0; i < kSubChunk; ++i)
-            if (const int t = first + i; t >= here_lo && t < here_hi)
-              to[t * (kSaves ? static_cast<std::int64_t>(N) * D : D)] = kSaves ? residual[i] : u[i];
+            if (const int t = first + i; t >= here_lo && t < here_hi) to[t * D] = u[i];
         }
       } else if (warp > tile && is_active) {
         const SplitLeft left = earlier[tile * kWarp];
@@ -356,9 +348,9 @@ __global__ void __launch_bounds__(kRuleThreads, 2) rule_chunk_kernel(const Chunk
         for (int j = 0; j < 4; ++j)
 #pragma unroll
           for (int e = 0; e < 4; e += 2) {
-            const int t = first + row_of(lane, e);
+            const int t = first + tile_row(lane, e);
             if (t >= here_lo && t < here_hi)
-              *reinterpret_cast<__nv_bfloat162*>(a.out + (here_row + t) * a.out_stride + n * D + first_col + j * 8 + col_of(lane, e)) =
+              *reinterpret_cast<__nv_bfloat162*>(a.out + (here_row + t) * a.out_stride + n * D + first_col + j * 8 + tile_col(lane, e)) =
                   __floats2bfloat162_rn(of_queries[j][e], of_queries[j][e + 1]);
           }
       }

@@ -22,7 +22,8 @@ namespace prl::ops::cuda {
 constexpr int kChunkKeys = 128, kChunkValues = 128;  ///< K, D
 constexpr int kSubChunk = 16;                        ///< tokens of a tile of the matrix instructions
 constexpr int kChunk = static_cast<int>(kRuleChunk);
-constexpr int kSubChunks = kChunk / kSubChunk;  ///< as many as a block has warps
+constexpr int kChunkDelta = kChunkValues * kChunk;  ///< numbers of a head's U or Y of a chunk
+constexpr int kSubChunks = kChunk / kSubChunk;      ///< as many as a block has warps
 static_assert(kSubChunks == kRuleWarps && kRuleCols == kWarp);
 
 using ChunkKeys = PaddedMatrix<kChunkKeys>;  ///< of tokens
@@ -45,21 +46,30 @@ __device__ __forceinline__ SplitPair split(float first, float second) {
   const __nv_bfloat162 lo = __floats2bfloat162_rn(__fsub_rn(first, __low2float(hi)), __fsub_rn(second, __high2float(hi)));
   return {*reinterpret_cast<const std::uint32_t*>(&hi), *reinterpret_cast<const std::uint32_t*>(&lo)};
 }
-/// 16 numbers of a thread, two after two, side by side as high parts and as low parts.
-__device__ __forceinline__ void split_into(__nv_bfloat16* hi, __nv_bfloat16* lo, const float (&v)[16]) {
+/// 16 numbers of a thread, high and low parts.
+struct SplitColumn {
+  uint4 hi[2], lo[2];
+  __device__ __forceinline__ explicit SplitColumn(const float (&v)[16]) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    uint4 of_hi, of_lo;
-    std::uint32_t *h = &of_hi.x, *l = &of_lo.x;
+    for (int half = 0; half < 2; ++half) {
+      std::uint32_t *h = &hi[half].x, *l = &lo[half].x;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const SplitPair pair = split(v[half * 8 + i * 2], v[half * 8 + i * 2 + 1]);
-      h[i] = pair.hi, l[i] = pair.lo;
+      for (int i = 0; i < 4; ++i) {
+        const SplitPair pair = split(v[half * 8 + i * 2], v[half * 8 + i * 2 + 1]);
+        h[i] = pair.hi, l[i] = pair.lo;
+      }
     }
-    *reinterpret_cast<uint4*>(hi + half * 8) = of_hi;
-    *reinterpret_cast<uint4*>(lo + half * 8) = of_lo;
   }
-}
+  /// Side by side, to multiples of 16 bytes.
+  __device__ __forceinline__ void write(__nv_bfloat16* to_hi, __nv_bfloat16* to_lo) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      *reinterpret_cast<uint4*>(to_hi + half * 8) = hi[half];
+      *reinterpret_cast<uint4*>(to_lo + half * 8) = lo[half];
+    }
+  }
+};
+__device__ __forceinline__ void split_into(__nv_bfloat16* hi, __nv_bfloat16* lo, const float (&v)[16]) { SplitColumn(v).write(hi, lo); }
 __device__ __forceinline__ void split_into(__nv_bfloat16* hi, __nv_bfloat16* lo, float v) {
   *hi = __float2bfloat16_rn(v);
   *lo = __float2bfloat16_rn(__fsub_rn(v, __bfloat162float(*hi)));
@@ -82,14 +92,8 @@ __device__ __forceinline__ void multiply_add(float* d, const SplitLeft& a, const
   multiply_add(d, a.lo, b_hi[0], b_hi[1]);
 }
 
-/// 2^x, one instruction.
-__device__ __forceinline__ float power_of_2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 /// What is left of token s at token t, from their ChunkGates::cum.
-__device__ __forceinline__ float decay_between(float cum_s, float cum_t) { return power_of_2(__fsub_rn(cum_t, cum_s)); }
+__device__ __forceinline__ float decay_between(float cum_s, float cum_t) { return power_of_two(__fsub_rn(cum_t, cum_s)); }
 /// A_ts or P_ts from the product of unscaled vectors.
 __device__ __forceinline__ float coefficient(float product, float scale_t, float scale_s, float cum_t, float cum_s) {
   return __fmul_rn(__fmul_rn(product, __fmul_rn(scale_t, scale_s)), decay_between(cum_s, cum_t));
@@ -137,7 +141,7 @@ struct GatesOfLane {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int t = 2 * lane + i;
-      to.q_scale[t] = q_scale[i], to.k_scale[t] = k_scale[i], to.beta[t] = beta[i], to.cum[t] = cum[i], to.decay[t] = power_of_2(cum[i]);
+      to.q_scale[t] = q_scale[i], to.k_scale[t] = k_scale[i], to.beta[t] = beta[i], to.cum[t] = cum[i], to.decay[t] = power_of_two(cum[i]);
       to.weight[t] = __fmul_rn(k_scale[i], decay_between(cum[i], last));
     }
   }
@@ -155,19 +159,23 @@ __device__ __forceinline__ void ask_for_keys(ChunkKeys to, const RuleInputs<T>& 
     if (t >= lo) copy_16(to.at(t, c), t < hi ? from : in.qkv, t < hi);
 }
 
+/// Of 16 tokens' sums, column by column: eight columns begin in different banks.
+constexpr int kSumPitch = kSubChunk + 4;
+
 /// Where element e of a lane's part of a product lies in its tile of 16 by 8.
 __device__ __forceinline__ int tile_row(int lane, int e) { return lane / 4 + e / 2 * 8; }
 __device__ __forceinline__ int tile_col(int lane, int e) { return lane % 4 * 2 + e % 2; }
 
-/// Asks for columns [0, num_cols) of `size` tokens' rows from `from` on; those behind them become 0.
-template <int kColumns>
-__device__ __forceinline__ void ask_for_columns(PaddedMatrix<kColumns> to, const __nv_bfloat16* from, std::int64_t stride, int size,
-                                                int num_cols) {
-  const int pieces = num_cols / kVec;  // of 16 bytes
-  for (int i = static_cast<int>(threadIdx.x); i < kChunk * pieces; i += static_cast<int>(blockDim.x)) {
-    const int t = i / pieces, c = i % pieces * kVec;
-    copy_16(to.at(t, c), from + (t < size ? t : 0) * stride + c, t < size);
-  }
+/// A block's threads ask for all columns of `size` tokens' rows from `from` on; tokens behind them are set to 0. For copies_commit().
+template <int kThreads, int kColumns>
+__device__ __forceinline__ void ask_for_columns(PaddedMatrix<kColumns> to, const __nv_bfloat16* from, std::int64_t stride, int size) {
+  constexpr int kPieces = kColumns / kVec, kRows = kThreads / kPieces;  // of 16 bytes; at a time
+  static_assert(kChunk % kRows == 0);
+  const int first = static_cast<int>(threadIdx.x) / kPieces, c = static_cast<int>(threadIdx.x) % kPieces * kVec;
+  const __nv_bfloat16* row = from + first * stride + c;
+#pragma unroll
+  for (int i = 0; i < kChunk; i += kRows, row += kRows * stride)
+    copy_16(to.at(first + i, c), first + i < size ? row : from, first + i < size);
 }
 
 /// A kernel whose shared memory is one Shared.

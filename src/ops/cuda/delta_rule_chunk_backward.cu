@@ -23,40 +23,44 @@
 namespace prl::ops::cuda {
 namespace {
 
-constexpr int kMatrixWarps = 8;
+using Half = __nv_bfloat16;
+constexpr int D = kChunkValues, kStateSize = kChunkKeys * D;
+constexpr int kMatrixWarps = 16;  ///< one block fits a multiprocessor; so many, for what one warp waits for is another's time
 constexpr int kMatrixThreads = kMatrixWarps * kWarp;
-constexpr int kColsOfPiece = 128;                              ///< columns of values that are in shared memory at a time
-constexpr int kColsOfKey = kChunkKeys / kMatrixWarps;          ///< elements of keys that are a warp's
-constexpr int kTilePairs = kSubChunks * (kSubChunks + 1) / 2;  ///< of 16 tokens and as many that are not later
-static_assert(kColsOfKey == 16 && kSubChunks == 4);
+constexpr int kColsOfKey = 16;  ///< elements of keys that are a warp's
+constexpr int kKeySlices = kChunkKeys / kColsOfKey;
+constexpr int kTilesOfWarp = kSubChunks / (kMatrixWarps / kKeySlices);  ///< for which it has these
+constexpr int kTilePairs = kSubChunks * (kSubChunks + 1) / 2;           ///< of 16 tokens and as many that are not later
+static_assert(kSubChunks == 4 && kMatrixWarps < 2 * kTilePairs && 2 * kTilePairs <= 2 * kMatrixWarps);
 
-using PieceCols = PaddedMatrix<kColsOfPiece>;
+using ValueCols = PaddedMatrix<D>;
 using ChunkPairs = PaddedMatrix<kChunk>;  ///< of two tokens' something
 
 struct MatrixArgs {
-  RuleInputs<__nv_bfloat16> in;
-  RuleGateGrads<__nv_bfloat16> gates;
-  const __nv_bfloat16* dout;
-  __nv_bfloat16* dqkv;
+  RuleInputs<Half> in;
+  RuleGateGrads<Half> gates;
+  const Half* dout;
+  Half* dqkv;
   std::int64_t dout_stride, dqkv_stride;
   const std::int32_t *chunk_start_S, *sequence_C;  ///< the first chunk of each sequence; the sequence of each chunk
-  const float *states_CNKD, *dstates_CNKD, *residual_TV, *y_TV;
+  const float *states_CNKD, *dstates_CNKD;
+  const Half *u_CNPDT, *y_CNPDT;
   float query_scale;
 };
 
 struct MatrixShared {
-  __nv_bfloat16 keys[kChunk * ChunkKeys::kPitch], queries[kChunk * ChunkKeys::kPitch];
-  __nv_bfloat16 dout[kChunk * PieceCols::kPitch], y[2][kChunk * PieceCols::kPitch], u[2][kChunk * PieceCols::kPitch];
+  Half keys[kChunk * ChunkKeys::kPitch], queries[kChunk * ChunkKeys::kPitch];
+  Half dout[kChunk * ValueCols::kPitch], y[2][D * ChunkTokens::kPitch], u[2][D * ChunkTokens::kPitch];
   /// ratio(t, s) dP_ts and ratio(t, s) dA_ts with the scales of both tokens, [t][s], high and low parts; tiles of later s are not used.
-  __nv_bfloat16 of_queries[2][kChunk * ChunkPairs::kPitch], of_keys[2][kChunk * ChunkPairs::kPitch];
-  float products[2 * kTilePairs][kWarp][8];  ///< dP and dA of the columns so far, as registers lie
+  Half of_queries[2][kChunk * ChunkPairs::kPitch], of_keys[2][kChunk * ChunkPairs::kPitch];
   /// Of the gradient of decays, from pairs of different tokens: sums over s [dA or dP][tile of s][t] and over t [dA or dP][tile of t][s].
   float row_sums[2][kSubChunks][kChunk], col_sums[2][kSubChunks][kChunk];
-  float read[kMatrixWarps][kChunk], written[kMatrixWarps][kChunk];  ///< likewise, from S and dS'
-  float state_dot[kMatrixWarps];                                    ///< sum of S times dS'
-  float dbeta[kChunk];                                              ///< Y_t . R_t
-  float lengths[2][kMatrixWarps][kChunk];
+  float read[kKeySlices][kChunk], written[kKeySlices][kChunk];  ///< likewise, from S and dS'
+  float state_dot[kKeySlices];                                  ///< sum of S times dS'
+  float dbeta[kChunk];                                          ///< Y_t . U_t
+  float lengths[2][kKeySlices][kChunk];
   ChunkGates gates;
+  RuleGateGrads<Half>::Decay decays[kChunk];
 };
 
 /// A block's chunk.
@@ -73,65 +77,52 @@ struct ChunkPlace {
   }
 };
 
-/// Columns [0, width) of Y and U, from Y and R at y and r, to shared memory; Y_t . R_t of them is added up. Of each warp eight tokens.
-__device__ __forceinline__ void load_deltas(MatrixShared& shared, const MatrixArgs& a, const ChunkPlace& place, int n, const float* y,
-                                            const float* r, int width, bool is_first) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
-  const std::int64_t stride = static_cast<std::int64_t>(a.in.num_value_heads) * a.in.value_dim;
-  const PieceCols y_hi{shared.y[0]}, y_lo{shared.y[1]}, u_hi{shared.u[0]}, u_lo{shared.u[1]};
-#pragma unroll 4
-  for (int i = 0; i < kChunk / kMatrixWarps; ++i) {
-    const int t = warp * (kChunk / kMatrixWarps) + i, c = lane * 4;
-    float4 of_y = make_float4(0, 0, 0, 0), of_r = of_y;
-    float beta = 0.0f;
-    if (t < place.size) {
-      beta = a.in.scales.beta_TN[(place.row + t) * a.in.num_value_heads + n];
-      if (c < width) {
-        of_y = *reinterpret_cast<const float4*>(y + t * stride + c);
-        of_r = *reinterpret_cast<const float4*>(r + t * stride + c);
-      }
-    }
-    const float sum = warp_sum(fmaf(of_y.w, of_r.w, fmaf(of_y.z, of_r.z, fmaf(of_y.y, of_r.y, of_y.x * of_r.x))));
-    if (lane == 0) shared.dbeta[t] = is_first ? sum : shared.dbeta[t] + sum;
-    if (c >= width) continue;
-    const SplitPair ys[2] = {split(of_y.x, of_y.y), split(of_y.z, of_y.w)};
-    const SplitPair us[2] = {split(__fmul_rn(beta, of_r.x), __fmul_rn(beta, of_r.y)),
-                             split(__fmul_rn(beta, of_r.z), __fmul_rn(beta, of_r.w))};
-    *reinterpret_cast<uint2*>(y_hi.at(t, c)) = make_uint2(ys[0].hi, ys[1].hi);
-    *reinterpret_cast<uint2*>(y_lo.at(t, c)) = make_uint2(ys[0].lo, ys[1].lo);
-    *reinterpret_cast<uint2*>(u_hi.at(t, c)) = make_uint2(us[0].hi, us[1].hi);
-    *reinterpret_cast<uint2*>(u_lo.at(t, c)) = make_uint2(us[0].lo, us[1].lo);
-  }
+/// What a warp has: elements [first_key, first_key + kColsOfKey) of keys for kTilesOfWarp tiles of tokens.
+struct MatrixWarp {
+  int lane, warp, slice, first_key, first_tile;
+  __device__ __forceinline__ MatrixWarp()
+      : lane(static_cast<int>(threadIdx.x) % kWarp),
+        warp(static_cast<int>(threadIdx.x) / kWarp),
+        slice(warp % kKeySlices),
+        first_key(slice * kColsOfKey),
+        first_tile(warp / kKeySlices * kTilesOfWarp) {}
+  /// The token of element e in a tile of the warp.
+  __device__ __forceinline__ int token(int tile, int e) const { return (first_tile + tile) * kSubChunk + tile_row(lane, e); }
+};
+
+/// Asks for both parts of U or Y of a chunk.
+__device__ __forceinline__ void ask_for_delta(Half* to, const Half* from) {
+  constexpr int kPieces = kChunk / kVec, kRows = kMatrixThreads / kPieces;  // of 16 bytes; at a time
+  const int first = static_cast<int>(threadIdx.x) / kPieces, c = static_cast<int>(threadIdx.x) % kPieces * kVec;
+#pragma unroll
+  for (int i = first; i < first + 2 * D; i += kRows) copy_16(to + i * ChunkTokens::kPitch + c, from + i * kChunk + c, true);
 }
 
 /// A warp's share of dA (pairs [0, kTilePairs)) and dP (those behind them), a tile of 16 by 16 at a time.
 struct TilePair {
-  int index, t_tile, s_tile;
+  int t_tile, s_tile;
   bool is_key;
-  __device__ explicit TilePair(int i) : index(i), is_key(i < kTilePairs) {
+  __device__ __forceinline__ explicit TilePair(int i) : is_key(i < kTilePairs) {
     const int at = is_key ? i : i - kTilePairs;
     t_tile = at >= 6 ? 3 : at >= 3 ? 2 : at >= 1 ? 1 : 0;
     s_tile = at - t_tile * (t_tile + 1) / 2;
   }
-  /// The i-th of a warp, which has three at most; below 0: none. Those of keys, which take longer, are dealt first.
-  __device__ static int index_of(int warp, int i) {
-    const int dealt = i * kMatrixWarps + warp;
-    return dealt < 2 * kMatrixWarps ? dealt : warp < 4 ? -1 : dealt - 4;
-  }
 };
 
-/// dA or dP of a tile, of columns [0, width), to `sum`.
-__device__ __forceinline__ void add_pair_products(float (&sum)[2][4], MatrixShared& shared, const TilePair& pair, int width) {
-  const PieceCols dout{shared.dout}, y_hi{shared.y[0]}, y_lo{shared.y[1]}, u_hi{shared.u[0]}, u_lo{shared.u[1]};
+/// dA or dP of a tile to `sum`.
+__device__ __forceinline__ void add_pair_products(float (&sum)[2][4], MatrixShared& shared, const TilePair& pair) {
+  const ValueCols dout{shared.dout};
+  const ChunkTokens y_hi{shared.y[0]}, y_lo{shared.y[1]}, u_hi{shared.u[0]}, u_lo{shared.u[1]};
   const int t = pair.t_tile * kSubChunk, s = pair.s_tile * kSubChunk;
-  for (int c = 0; c < width; c += 16) {
+#pragma unroll 2
+  for (int c = 0; c < D; c += 16) {
     std::uint32_t hi[4], lo[4];
-    u_hi.right_rows(hi, s, c);
-    u_lo.right_rows(lo, s, c);
+    u_hi.right_columns(hi, c, s);
+    u_lo.right_columns(lo, c, s);
     if (pair.is_key) {
       SplitLeft left;
-      y_hi.left(left.hi, t, c);
-      y_lo.left(left.lo, t, c);
+      left_transposed(left.hi, y_hi, c, t);
+      left_transposed(left.lo, y_lo, c, t);
       multiply_add(sum[0], left, hi, lo);
       multiply_add(sum[1], left, hi + 2, lo + 2);
     } else {
@@ -163,24 +154,28 @@ __device__ __forceinline__ void finish_pair(MatrixShared& shared, const float (&
     multiply_add(product[1], left, b[2], b[3]);
   }
   float passing[2][4];
+  const int first_t = pair.t_tile * kSubChunk + tile_row(lane, 0);
+  const float sign = pair.is_key ? -1.0f : 1.0f;
+  const float scale_of[2] = {__fmul_rn(sign, scale_t[first_t]), __fmul_rn(sign, scale_t[first_t + 8])};
+  const float cum_of[2] = {gates.cum[first_t], gates.cum[first_t + 8]};
 #pragma unroll
-  for (int half = 0; half < 2; ++half)
+  for (int half = 0; half < 2; ++half) {
+    const int s = pair.s_tile * kSubChunk + half * 8 + tile_col(lane, 0);
+    const float2 scale_s = *reinterpret_cast<const float2*>(gates.k_scale + s), cum_s = *reinterpret_cast<const float2*>(gates.cum + s);
 #pragma unroll
     for (int e = 0; e < 4; e += 2) {
-      float value[2];
-      const int t = pair.t_tile * kSubChunk + tile_row(lane, e), first_s = pair.s_tile * kSubChunk + half * 8 + tile_col(lane, e);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int s = first_s + i;
-        const float v =
-            coefficient(pair.is_key ? -sum[half][e + i] : sum[half][e + i], scale_t[t], gates.k_scale[s], gates.cum[t], gates.cum[s]);
-        value[i] = s < t || (s == t && !pair.is_key) ? v : 0.0f;
-        passing[half][e + i] = s < t ? __fmul_rn(v, product[half][e + i]) : 0.0f;
-      }
-      const SplitPair both = split(value[0], value[1]);
-      *reinterpret_cast<std::uint32_t*>(to_hi.at(t, first_s)) = both.hi;
-      *reinterpret_cast<std::uint32_t*>(to_lo.at(t, first_s)) = both.lo;
+      const int t = first_t + e / 2 * 8;
+      const float first = coefficient(sum[half][e], scale_of[e / 2], scale_s.x, cum_of[e / 2], cum_s.x);
+      const float second = coefficient(sum[half][e + 1], scale_of[e / 2], scale_s.y, cum_of[e / 2], cum_s.y);
+      const bool has_self = !pair.is_key;
+      const SplitPair both = split(s < t || (has_self && s == t) ? first : 0.0f, s + 1 < t || (has_self && s + 1 == t) ? second : 0.0f);
+      *reinterpret_cast<std::uint32_t*>(to_hi.at(t, s)) = both.hi;
+      *reinterpret_cast<std::uint32_t*>(to_lo.at(t, s)) = both.lo;
+      passing[half][e] = s < t ? __fmul_rn(first, product[half][e]) : 0.0f;
+      passing[half][e + 1] = s + 1 < t ? __fmul_rn(second, product[half][e + 1]) : 0.0f;
+      if (pair.is_key && (s == t || s + 1 == t)) shared.dbeta[t] = s == t ? sum[half][e] : sum[half][e + 1];
     }
+  }
   const int which = pair.is_key ? 0 : 1;
 #pragma unroll
   for (int e = 0; e < 4; e += 2) {
@@ -198,8 +193,8 @@ __device__ __forceinline__ void finish_pair(MatrixShared& shared, const float (&
     }
 }
 
-/// A warp's 16 elements of keys of all tokens, in tiles of 16 tokens by 8 elements.
-using KeyTiles = float[kSubChunks][2][4];
+/// Tiles of 16 tokens by 8 elements of keys, a warp's.
+using KeyTiles = float[kTilesOfWarp][2][4];
 
 /// Products with S and dS'.
 struct StateProducts {
@@ -209,7 +204,7 @@ struct StateProducts {
 /// A right operand's part of S or dS' in fp32: rows j * 8 + lane / 4 of a warp's 16, columns c + i * 8 + lane % 4 * 2 and the next.
 struct StatePart {
   float2 v[2][2];
-  __device__ __forceinline__ void read(const float* at, int D, int c) {
+  __device__ __forceinline__ void read(const float* at, int c) {
 #pragma unroll
     for (int j = 0; j < 2; ++j)
 #pragma unroll
@@ -221,57 +216,68 @@ struct StatePart {
   }
 };
 
-/// Has the second-level cache fetch [K, D] numbers that the block reads later, a few at a time.
-__device__ __forceinline__ void fetch_state(const float* state, int D) {
-  constexpr int kLine = 128 / sizeof(float);
-  for (int i = static_cast<int>(threadIdx.x) * kLine; i < kChunkKeys * D; i += kMatrixThreads * kLine)
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(state + i));
-}
-
-/// Of columns [0, width), with a lane's first elements of S and dS' at `state` and `dstate`.
-__device__ __forceinline__ void add_state_products(StateProducts& sums, MatrixShared& shared, const ChunkPlace& place, const float* state,
-                                                   const float* dstate, int D, int width) {
-  const PieceCols dout{shared.dout}, y_hi{shared.y[0]}, y_lo{shared.y[1]}, u_hi{shared.u[0]}, u_lo{shared.u[1]};
-  StatePart s, d;
-  s.clear(), d.clear();
-  if (place.has_state) s.read(state, D, 0);
-  if (place.has_later) d.read(dstate, D, 0);
-#pragma unroll 1
-  for (int c = 0; c < width; c += 16) {
-    std::uint32_t s_hi[2][2], s_lo[2][2], d_hi[2][2], d_lo[2][2];
+/// The same as an operand.
+struct SplitRight {
+  std::uint32_t hi[2][2], lo[2][2];
+  __device__ __forceinline__ explicit SplitRight(const StatePart& part) {
 #pragma unroll
     for (int j = 0; j < 2; ++j)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const SplitPair of_s = split(s.v[j][i].x, s.v[j][i].y), of_d = split(d.v[j][i].x, d.v[j][i].y);
-        s_hi[j][i] = of_s.hi, s_lo[j][i] = of_s.lo, d_hi[j][i] = of_d.hi, d_lo[j][i] = of_d.lo;
-        sums.dot = fmaf(s.v[j][i].y, d.v[j][i].y, fmaf(s.v[j][i].x, d.v[j][i].x, sums.dot));
+        const SplitPair pair = split(part.v[j][i].x, part.v[j][i].y);
+        hi[j][i] = pair.hi, lo[j][i] = pair.lo;
       }
-    if (c + 16 < width) {
-      if (place.has_state) s.read(state, D, c + 16);
-      if (place.has_later) d.read(dstate, D, c + 16);
-    }
+  }
+};
+
+/// Has the second-level cache fetch a state that the block reads later, a few numbers at a time.
+__device__ __forceinline__ void fetch_state(const float* state) {
+  constexpr int kLine = 128 / sizeof(float);
+  for (int i = static_cast<int>(threadIdx.x) * kLine; i < kStateSize; i += kMatrixThreads * kLine)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(state + i));
+}
+
+/// With a lane's first elements of S and dS' at `state` and `dstate`; `s` and `d` are their first parts.
+__device__ __forceinline__ void add_state_products(StateProducts& sums, MatrixShared& shared, const ChunkPlace& place, const MatrixWarp& me,
+                                                   StatePart& s, StatePart& d, const float* state, const float* dstate) {
+  const ValueCols dout{shared.dout};
+  const ChunkTokens y_hi{shared.y[0]}, y_lo{shared.y[1]}, u_hi{shared.u[0]}, u_lo{shared.u[1]};
+#pragma unroll 1
+  for (int c = 0; c < D; c += 16) {
 #pragma unroll
-    for (int tile = 0; tile < kSubChunks; ++tile) {
-      if (place.has_state) {
+    for (int j = 0; j < 2; ++j)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) sums.dot = fmaf(s.v[j][i].y, d.v[j][i].y, fmaf(s.v[j][i].x, d.v[j][i].x, sums.dot));
+    if (place.has_state) {
+      const SplitRight right(s);
+      if (c + 16 < D) s.read(state, c + 16);
+#pragma unroll
+      for (int tile = 0; tile < kTilesOfWarp; ++tile) {
+        const int t = (me.first_tile + tile) * kSubChunk;
         std::uint32_t left[4];
         SplitLeft of_y;
-        dout.left(left, tile * kSubChunk, c);
-        y_hi.left(of_y.hi, tile * kSubChunk, c);
-        y_lo.left(of_y.lo, tile * kSubChunk, c);
+        dout.left(left, t, c);
+        left_transposed(of_y.hi, y_hi, c, t);
+        left_transposed(of_y.lo, y_lo, c, t);
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          multiply_add(sums.dout[tile][j], left, s_hi[j][0], s_hi[j][1]);
-          multiply_add(sums.dout[tile][j], left, s_lo[j][0], s_lo[j][1]);
-          multiply_add(sums.y[tile][j], of_y, s_hi[j], s_lo[j]);
+          multiply_add(sums.dout[tile][j], left, right.hi[j][0], right.hi[j][1]);
+          multiply_add(sums.dout[tile][j], left, right.lo[j][0], right.lo[j][1]);
+          multiply_add(sums.y[tile][j], of_y, right.hi[j], right.lo[j]);
         }
       }
-      if (place.has_later) {
-        SplitLeft of_u;
-        u_hi.left(of_u.hi, tile * kSubChunk, c);
-        u_lo.left(of_u.lo, tile * kSubChunk, c);
+    }
+    if (place.has_later) {
+      const SplitRight right(d);
+      if (c + 16 < D) d.read(dstate, c + 16);
 #pragma unroll
-        for (int j = 0; j < 2; ++j) multiply_add(sums.u[tile][j], of_u, d_hi[j], d_lo[j]);
+      for (int tile = 0; tile < kTilesOfWarp; ++tile) {
+        const int t = (me.first_tile + tile) * kSubChunk;
+        SplitLeft of_u;
+        left_transposed(of_u.hi, u_hi, c, t);
+        left_transposed(of_u.lo, u_lo, c, t);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) multiply_add(sums.u[tile][j], of_u, right.hi[j], right.lo[j]);
       }
     }
   }
@@ -283,21 +289,21 @@ __device__ __forceinline__ float2 pair_at(ChunkKeys matrix, int row, int column)
 }
 
 /// Adds products with S and dS' to the gradients of a warp's elements; the sums for decays.
-__device__ __forceinline__ void add_states(KeyTiles& dq, KeyTiles& dk, const StateProducts& sums, MatrixShared& shared) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
+__device__ __forceinline__ void add_states(KeyTiles& dq, KeyTiles& dk, const StateProducts& sums, MatrixShared& shared,
+                                           const MatrixWarp& me) {
   const ChunkKeys keys{shared.keys}, queries{shared.queries};
   const ChunkGates& gates = shared.gates;
 #pragma unroll
-  for (int tile = 0; tile < kSubChunks; ++tile)
+  for (int tile = 0; tile < kTilesOfWarp; ++tile)
 #pragma unroll
     for (int e = 0; e < 4; e += 2) {
-      const int t = tile * kSubChunk + tile_row(lane, e);
+      const int t = me.token(tile, e);
       const float of_q = __fmul_rn(gates.q_scale[t], gates.decay[t]), of_k = -__fmul_rn(gates.k_scale[t], gates.decay[t]);
-      const float of_w = __fmul_rn(gates.k_scale[t], decay_between(gates.cum[t], gates.cum[kChunk - 1]));
+      const float of_w = gates.weight[t];
       float read = 0.0f, written = 0.0f;
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const int c = warp * kColsOfKey + j * 8 + tile_col(lane, e);
+        const int c = me.first_key + j * 8 + tile_col(me.lane, e);
         const float2 qs = pair_at(queries, t, c), ks = pair_at(keys, t, c);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -311,15 +317,14 @@ __device__ __forceinline__ void add_states(KeyTiles& dq, KeyTiles& dk, const Sta
         }
       }
       read = warp_sum<4>(read), written = warp_sum<4>(written);
-      if (lane % 4 == 0) shared.read[warp][t] = read, shared.written[warp][t] = written;
+      if (me.lane % 4 == 0) shared.read[me.slice][t] = read, shared.written[me.slice][t] = written;
     }
   const float dot = warp_sum(sums.dot);
-  if (lane == 0) shared.state_dot[warp] = dot;
+  if (me.lane == 0 && me.first_tile == 0) shared.state_dot[me.slice] = dot;
 }
 
 /// Adds products of tokens with one another.
-__device__ __forceinline__ void add_pairs(KeyTiles& dq, KeyTiles& dk, MatrixShared& shared) {
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+__device__ __forceinline__ void add_pairs(KeyTiles& dq, KeyTiles& dk, MatrixShared& shared, const MatrixWarp& me) {
   const ChunkKeys keys{shared.keys}, queries{shared.queries};
   const auto add = [](float(&to)[2][4], const std::uint32_t(&hi)[4], const std::uint32_t(&lo)[4], const std::uint32_t(&b)[4]) {
 #pragma unroll
@@ -331,26 +336,27 @@ __device__ __forceinline__ void add_pairs(KeyTiles& dq, KeyTiles& dk, MatrixShar
 #pragma unroll 1
   for (int from = 0; from < kSubChunks; ++from) {
     std::uint32_t of_keys[4], of_queries[4];
-    keys.right_columns(of_keys, from * kSubChunk, warp * kColsOfKey);
-    queries.right_columns(of_queries, from * kSubChunk, warp * kColsOfKey);
+    keys.right_columns(of_keys, from * kSubChunk, me.first_key);
+    queries.right_columns(of_queries, from * kSubChunk, me.first_key);
 #pragma unroll
-    for (int to = 0; to < kSubChunks; ++to) {
+    for (int tile = 0; tile < kTilesOfWarp; ++tile) {
+      const int to = me.first_tile + tile;
       std::uint32_t hi[4], lo[4];
       if (from <= to) {
         ChunkPairs{shared.of_queries[0]}.left(hi, to * kSubChunk, from * kSubChunk);
         ChunkPairs{shared.of_queries[1]}.left(lo, to * kSubChunk, from * kSubChunk);
-        add(dq[to], hi, lo, of_keys);
+        add(dq[tile], hi, lo, of_keys);
         ChunkPairs{shared.of_keys[0]}.left(hi, to * kSubChunk, from * kSubChunk);
         ChunkPairs{shared.of_keys[1]}.left(lo, to * kSubChunk, from * kSubChunk);
-        add(dk[to], hi, lo, of_keys);
+        add(dk[tile], hi, lo, of_keys);
       }
       if (from >= to) {
         left_transposed(hi, ChunkPairs{shared.of_queries[0]}, from * kSubChunk, to * kSubChunk);
         left_transposed(lo, ChunkPairs{shared.of_queries[1]}, from * kSubChunk, to * kSubChunk);
-        add(dk[to], hi, lo, of_queries);
+        add(dk[tile], hi, lo, of_queries);
         left_transposed(hi, ChunkPairs{shared.of_keys[0]}, from * kSubChunk, to * kSubChunk);
         left_transposed(lo, ChunkPairs{shared.of_keys[1]}, from * kSubChunk, to * kSubChunk);
-        add(dk[to], hi, lo, of_keys);
+        add(dk[tile], hi, lo, of_keys);
       }
     }
   }
@@ -365,7 +371,7 @@ __device__ __forceinline__ void write_gates(const MatrixArgs& a, const MatrixSha
     const int t = 2 * lane + i, tile = t / kSubChunk;
     read[i] = written[i] = 0.0f;
 #pragma unroll
-    for (int w = 0; w < kMatrixWarps; ++w) {
+    for (int w = 0; w < kKeySlices; ++w) {
       read[i] = __fadd_rn(read[i], shared.read[w][t]);
       written[i] = __fadd_rn(written[i], shared.written[w][t]);
     }
@@ -376,7 +382,7 @@ __device__ __forceinline__ void write_gates(const MatrixArgs& a, const MatrixSha
   }
   float passed = 0.0f;  // from the state before the chunk to that behind it
   if (place.has_state && place.has_later) {
-    for (int w = 0; w < kMatrixWarps; ++w) passed = __fadd_rn(passed, shared.state_dot[w]);
+    for (int w = 0; w < kKeySlices; ++w) passed = __fadd_rn(passed, shared.state_dot[w]);
     passed = __fmul_rn(passed, shared.gates.decay[kChunk - 1]);
   }
   // What tokens from t on read, and what those before t have written.
@@ -396,118 +402,114 @@ __device__ __forceinline__ void write_gates(const MatrixArgs& a, const MatrixSha
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int t = 2 * lane + i;
-    if (t < place.size) a.gates.write(place.row + t, n, __fmul_rn(__fsub_rn(1.0f, shared.gates.beta[t]), shared.dbeta[t]), dlog[i]);
+    // Y_t . R_t from Y_t . U_t; where beta is 0, so is Y.
+    const float beta = shared.gates.beta[t], of_beta = beta > 0.0f ? shared.dbeta[t] / beta : 0.0f;
+    if (t < place.size) a.gates.write(place.row + t, n, __fmul_rn(__fsub_rn(1.0f, beta), of_beta), dlog[i], shared.decays[t]);
   }
 }
 
 /// The chain rule of lengths; gradients of queries and keys take the place of these and are copied from there.
 __device__ __forceinline__ void write_vectors(const MatrixArgs& a, MatrixShared& shared, const KeyTiles& dq, const KeyTiles& dk,
-                                              const ChunkPlace& place, int m) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
+                                              const ChunkPlace& place, const MatrixWarp& me, int m) {
   const ChunkKeys keys{shared.keys}, queries{shared.queries};
   const auto each = [&](auto&& body) {
 #pragma unroll
     for (int side = 0; side < 2; ++side)
 #pragma unroll
-      for (int tile = 0; tile < kSubChunks; ++tile)
+      for (int tile = 0; tile < kTilesOfWarp; ++tile)
 #pragma unroll
-        for (int e = 0; e < 4; e += 2) body(side, tile, e, tile * kSubChunk + tile_row(lane, e));
+        for (int e = 0; e < 4; e += 2) body(side, tile, e, me.token(tile, e));
   };
   const auto value = [&](int side, int tile, int j, int e) { return side == 0 ? dq[tile][j][e] : dk[tile][j][e]; };
   each([&](int side, int tile, int e, int t) {
     float sum = 0.0f;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const float2 x = pair_at(side == 0 ? queries : keys, t, warp * kColsOfKey + j * 8 + tile_col(lane, e));
+      const float2 x = pair_at(side == 0 ? queries : keys, t, me.first_key + j * 8 + tile_col(me.lane, e));
       sum = fmaf(value(side, tile, j, e + 1), x.y, fmaf(value(side, tile, j, e), x.x, sum));
     }
     sum = warp_sum<4>(sum);
-    if (lane % 4 == 0) shared.lengths[side][warp][t] = sum;
+    if (me.lane % 4 == 0) shared.lengths[side][me.slice][t] = sum;
   });
   __syncthreads();
   each([&](int side, int tile, int e, int t) {
     float sum = 0.0f;
 #pragma unroll
-    for (int w = 0; w < kMatrixWarps; ++w) sum = __fadd_rn(sum, shared.lengths[side][w][t]);
+    for (int w = 0; w < kKeySlices; ++w) sum = __fadd_rn(sum, shared.lengths[side][w][t]);
     // Of queries, whose scale has 1 / sqrt(K) in it, the length's inverse is what is left without it.
     const float inverse_length = side == 0 ? shared.gates.q_scale[t] / a.query_scale : shared.gates.k_scale[t];
     const float back = -__fmul_rn(__fmul_rn(sum, inverse_length), inverse_length);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const ChunkKeys vectors = side == 0 ? queries : keys;
-      const int c = warp * kColsOfKey + j * 8 + tile_col(lane, e);
+      const int c = me.first_key + j * 8 + tile_col(me.lane, e);
       const float2 x = pair_at(vectors, t, c);
       *reinterpret_cast<__nv_bfloat162*>(vectors.at(t, c)) =
           __floats2bfloat162_rn(fmaf(back, x.x, value(side, tile, j, e)), fmaf(back, x.y, value(side, tile, j, e + 1)));
     }
   });
   __syncthreads();
-  constexpr int kPieces = kChunkKeys / kVec;
-  for (int i = static_cast<int>(threadIdx.x); i < place.size * 2 * kPieces; i += kMatrixThreads) {
-    const int t = i / (2 * kPieces), side = i / kPieces % 2, c = i % kPieces * kVec;
-    *reinterpret_cast<uint4*>(a.dqkv + (place.row + t) * a.dqkv_stride + (side * a.in.num_key_heads + m) * kChunkKeys + c) =
-        *reinterpret_cast<const uint4*>((side == 0 ? queries : keys).at(t, c));
-  }
+  // A piece of 16 bytes of every kRows-th row.
+  constexpr int kPieces = 2 * kChunkKeys / kVec, kRows = kMatrixThreads / kPieces;
+  const int first = static_cast<int>(threadIdx.x) / kPieces, side = static_cast<int>(threadIdx.x) / (kPieces / 2) % 2,
+            c = static_cast<int>(threadIdx.x) % (kPieces / 2) * kVec;
+  const ChunkKeys from = side == 0 ? queries : keys;
+  Half* to = a.dqkv + (place.row + first) * a.dqkv_stride + (side * a.in.num_key_heads + m) * kChunkKeys + c;
+#pragma unroll
+  for (int t = first; t < first + kChunk; t += kRows, to += kRows * a.dqkv_stride)
+    if (t < place.size) *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from.at(t, c));
 }
 
-__global__ void __launch_bounds__(kMatrixThreads) rule_matrix_kernel(const MatrixArgs a) {
+__global__ void __launch_bounds__(kMatrixThreads, 1) rule_matrix_kernel(const MatrixArgs a) {
   extern __shared__ __align__(16) char memory[];
   auto& shared = *reinterpret_cast<MatrixShared*>(memory);
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int chunk = static_cast<int>(blockIdx.x), m = static_cast<int>(blockIdx.y), N = a.in.num_value_heads, D = a.in.value_dim;
-  const int group = N / a.in.num_key_heads;
+  const MatrixWarp me;
+  const int chunk = static_cast<int>(blockIdx.x), m = static_cast<int>(blockIdx.y), N = a.in.num_value_heads,
+            group = N / a.in.num_key_heads;
   const ChunkPlace place(a, chunk);
   ask_for_keys<kMatrixThreads>(ChunkKeys{shared.keys}, a.in, 1, m, place.row, 0, place.size);
   ask_for_keys<kMatrixThreads>(ChunkKeys{shared.queries}, a.in, 0, m, place.row, 0, place.size);
   KeyTiles dq = {}, dk = {};
 #pragma unroll 1
   for (int n = m * group; n < (m + 1) * group; ++n) {
-    const std::int64_t at = place.row * N * D + static_cast<std::int64_t>(n) * D;
-    const std::int64_t states_at = (static_cast<std::int64_t>(chunk) * N + n) * kChunkKeys * D;
-    const std::int64_t state_at = states_at + static_cast<std::int64_t>(warp * kColsOfKey + lane / 4) * D + lane % 4 * 2;
-    if (place.has_state) fetch_state(a.states_CNKD + states_at, D);
-    if (place.has_later) fetch_state(a.dstates_CNKD + states_at, D);
-    StateProducts sums = {};
-    if (warp == 0) {
+    const std::int64_t at = static_cast<std::int64_t>(chunk) * N + n;
+    ask_for_columns<kMatrixThreads>(ValueCols{shared.dout}, a.dout + place.row * a.dout_stride + n * D, a.dout_stride, place.size);
+    ask_for_delta(shared.y[0], a.y_CNPDT + at * 2 * kChunkDelta);
+    ask_for_delta(shared.u[0], a.u_CNPDT + at * 2 * kChunkDelta);
+    copies_commit();
+    const float *const state = a.states_CNKD + at * kStateSize, *const dstate = a.dstates_CNKD + at * kStateSize;
+    if (place.has_state) fetch_state(state);
+    if (place.has_later) fetch_state(dstate);
+    if (me.warp == 0) {
       GatesOfLane gates;
       gates.read(a.in, n, place.row, 0, place.size);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) shared.decays[2 * me.lane + i] = a.gates.decay(place.row + min(2 * me.lane + i, place.size - 1), n);
       gates.write(shared.gates);
     }
-#pragma unroll 1
-    for (int first = 0; first < D; first += kColsOfPiece) {
-      const int width = min(kColsOfPiece, D - first);
-      if (first > 0) __syncthreads();
-      ask_for_columns(PieceCols{shared.dout}, a.dout + place.row * a.dout_stride + n * D + first, a.dout_stride, place.size, width);
-      copies_commit();
-      load_deltas(shared, a, place, n, a.y_TV + at + first, a.residual_TV + at + first, width, first == 0);
-      copies_wait<0>();
-      __syncthreads();
-#pragma unroll 1
-      for (int i = 0; i < 3; ++i) {
-        const int index = TilePair::index_of(warp, i);
-        if (index < 0) continue;
-        const TilePair pair(index);
-        float* const kept = shared.products[index][lane];
-        float sum[2][4] = {};
-        if (first > 0)
-#pragma unroll
-          for (int e = 0; e < 8; ++e) sum[e / 4][e % 4] = kept[e];
-        add_pair_products(sum, shared, pair, width);
-        if (first + width == D)
-          finish_pair(shared, sum, pair);
-        else
-#pragma unroll
-          for (int e = 0; e < 8; ++e) kept[e] = sum[e / 4][e % 4];
-      }
-      add_state_products(sums, shared, place, a.states_CNKD + state_at + first, a.dstates_CNKD + state_at + first, D, width);
-    }
-    add_states(dq, dk, sums, shared);
+    copies_wait<0>();
     __syncthreads();
-    if (warp == 0) write_gates(a, shared, place, n);
-    add_pairs(dq, dk, shared);
+    const int lane_at = (me.first_key + me.lane / 4) * D + me.lane % 4 * 2;
+#pragma unroll 1
+    for (int i = me.warp; i < 2 * kTilePairs; i += kMatrixWarps) {
+      const TilePair pair(i);
+      float sum[2][4] = {};
+      add_pair_products(sum, shared, pair);
+      finish_pair(shared, sum, pair);
+    }
+    StatePart s, d;
+    s.clear(), d.clear();
+    if (place.has_state) s.read(state + lane_at, 0);
+    if (place.has_later) d.read(dstate + lane_at, 0);
+    StateProducts sums = {};
+    add_state_products(sums, shared, place, me, s, d, state + lane_at, dstate + lane_at);
+    add_states(dq, dk, sums, shared, me);
+    __syncthreads();
+    add_pairs(dq, dk, shared, me);
+    if (me.warp == 0) write_gates(a, shared, place, n);
     __syncthreads();
   }
-  write_vectors(a, shared, dq, dk, place, m);
+  write_vectors(a, shared, dq, dk, place, me, m);
 }
 
 /// Chunks of all sequences, one behind the other.
@@ -526,14 +528,15 @@ struct ChunkList {
 /// The workspace of a call.
 struct ChunkMemory {
   RuleScales scales;
-  float *states_CNKD, *dstates_CNKD, *residual_TV, *y_TV, *parameter_parts;
+  float *states_CNKD, *dstates_CNKD, *parameter_parts;
+  Half *u_CNPDT, *y_CNPDT;
   ChunkMemory(Carver& c, const DeltaRule& in, std::int64_t num_chunks) {
-    const std::int64_t T = in.qkv_TC.shape[0], N = in.num_value_heads, D = in.value_dim;
+    const std::int64_t T = in.qkv_TC.shape[0], N = in.num_value_heads;
     scales = take_rule_scales(c, in);
-    states_CNKD = c.take<float>(num_chunks * N * kChunkKeys * D);
-    dstates_CNKD = c.take<float>(num_chunks * N * kChunkKeys * D);
-    residual_TV = c.take<float>(T * N * D);
-    y_TV = c.take<float>(T * N * D);
+    states_CNKD = c.take<float>(num_chunks * N * kStateSize);
+    dstates_CNKD = c.take<float>(num_chunks * N * kStateSize);
+    u_CNPDT = c.take<Half>(num_chunks * N * 2 * kChunkDelta);
+    y_CNPDT = c.take<Half>(num_chunks * N * 2 * kChunkDelta);
     parameter_parts = c.take<float>(T * N * 2);
   }
 };
@@ -551,23 +554,22 @@ void delta_rule_backward_in_chunks(OpContext& ctx, const DeltaRuleGrads& grads, 
   const ChunkMemory memory(carve, in, chunks.count());
   const std::int32_t* const chunk_start_S = staged(ctx, std::span<const std::int32_t>(chunks.start_S));
   write_rule_scales(ctx, memory.scales, in);
-  write_chunk_states(ctx, {memory.states_CNKD, memory.residual_TV, chunk_start_S}, memory.scales, in, rows);
+  write_chunk_states(ctx, {memory.states_CNKD, memory.u_CNPDT, chunk_start_S}, memory.scales, in, rows);
 
-  using T = __nv_bfloat16;
-  const ChunkGradients gradients{memory.dstates_CNKD, memory.y_TV, chunk_start_S};
+  const ChunkGradients gradients{memory.dstates_CNKD, memory.y_CNPDT, chunk_start_S};
   write_chunk_gradients(ctx, gradients, grads.dqkv_TC, dout_TV, memory.scales, in, rows);
-  const MatrixArgs matrix{.in = rule_inputs<T>(ctx, memory.scales, in, rows),
-                          .gates = rule_gate_grads<T>(grads, in, memory.parameter_parts),
-                          .dout = dout_TV.as<T>(),
-                          .dqkv = grads.dqkv_TC.as<T>(),
+  const MatrixArgs matrix{.in = rule_inputs<Half>(ctx, memory.scales, in, rows),
+                          .gates = rule_gate_grads<Half>(grads, in, memory.parameter_parts),
+                          .dout = dout_TV.as<Half>(),
+                          .dqkv = grads.dqkv_TC.as<Half>(),
                           .dout_stride = dout_TV.row_stride,
                           .dqkv_stride = grads.dqkv_TC.row_stride,
                           .chunk_start_S = chunk_start_S,
                           .sequence_C = staged(ctx, std::span<const std::int32_t>(chunks.sequence_C)),
                           .states_CNKD = memory.states_CNKD,
                           .dstates_CNKD = memory.dstates_CNKD,
-                          .residual_TV = memory.residual_TV,
-                          .y_TV = memory.y_TV,
+                          .u_CNPDT = memory.u_CNPDT,
+                          .y_CNPDT = memory.y_CNPDT,
                           .query_scale = 1.0f / std::sqrt(static_cast<float>(in.key_dim))};
   const dim3 grid(static_cast<unsigned>(chunks.count()), static_cast<unsigned>(in.num_key_heads));
   launch_with<MatrixShared>(ctx, rule_matrix_kernel, matrix, grid, kMatrixThreads);
