@@ -6,7 +6,7 @@
 
 #include "base/error.hpp"
 #include "nn/init_model.hpp"
-#include "nn/model_config_fixture.hpp"
+#include "nn/model_config_test_fixture.hpp"
 #include "nn/models/family.hpp"
 #include "nn/same_model.hpp"
 

@@ -1,7 +1,7 @@
 #include <cmath>
 #include <string>
 
-#include "nn/model_config_fixture.hpp"
+#include "nn/model_config_test_fixture.hpp"
 #include "nn/models/family.hpp"
 
 // Rotary embeddings as config.json says them, in its old keys and its new ones.
