@@ -17,6 +17,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
+from transformers.models.qwen3_next import modeling_qwen3_next
 
 SEQUENCES = [5, 70, 19]  # the second crosses a tile of 64 keys
 TEMPERATURES = [1.0, 1.0, 0.7]
@@ -32,6 +34,14 @@ GPT_OSS = dict(tie_word_embeddings=False, head_dim=32, hidden_size=64, intermedi
                num_experts_per_tok=2, sliding_window=20, swiglu_limit=2.5,
                rope_parameters=dict(rope_type="yarn", rope_theta=150000.0, factor=8.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
                                     original_max_position_embeddings=32))
+
+# Linear attention around softmax attention, and experts with a shared one. The gated norm would divide by outputs of linear attention near 0,
+# as those of first tokens are, and show rounding alone.
+GATED_EXPERTS = dict(rms_norm_eps=0.03, tie_word_embeddings=False, num_hidden_layers=3, num_attention_heads=2, head_dim=64,
+                     layer_types=["linear_attention", "full_attention", "linear_attention"], linear_num_key_heads=2, linear_num_value_heads=4,
+                     linear_key_head_dim=16, linear_value_head_dim=32, pad_token_id=None, num_experts=6, num_experts_per_tok=2,
+                     moe_intermediate_size=24, shared_expert_intermediate_size=16,
+                     rope_parameters=dict(rope_type="default", rope_theta=1e5, partial_rotary_factor=0.25))
 
 # name: (config class, keys beyond COMMON, stored dtype, shard size or None)
 CASES = {
@@ -90,12 +100,18 @@ CASES = {
                                                       layer_types=["linear_attention", "full_attention"], linear_num_key_heads=2, linear_num_value_heads=2,
                                                       linear_key_head_dim=32, linear_value_head_dim=16, linear_conv_kernel_dim=3, pad_token_id=None,
                                                       rope_parameters=dict(rope_type="default", rope_theta=1e5, partial_rotary_factor=0.5)), torch.float32, None),
+    "qwen3_5_moe": ("Qwen3_5MoeTextConfig", GATED_EXPERTS | dict(num_hidden_layers=2, layer_types=["linear_attention", "full_attention"]), torch.bfloat16, None),
+    "qwen3_next": ("Qwen3NextConfig", GATED_EXPERTS | dict(mlp_only_layers=[2]), torch.bfloat16, None),
     # A low limit, so that gates and ups pass it.
     "gpt_oss": ("GptOssConfig", GPT_OSS | dict(num_local_experts=6), torch.bfloat16, None),
     # Experts in MXFP4, as they are published.
     "gpt_oss_mxfp4": ("GptOssConfig", GPT_OSS | dict(num_local_experts=3, num_hidden_layers=1, head_dim=16), torch.bfloat16, None),
     "qwen3_untied_sharded": ("Qwen3Config", dict(tie_word_embeddings=False, head_dim=16, attention_bias=True), torch.bfloat16, "50KB"),
 }
+
+
+# transformers' delta rule in chunks loses digits of the gradients of decays, in fp32 up to 5e-5 of them. Token by token it keeps them.
+BY_TOKEN = {"qwen3_5_moe": modeling_qwen3_5_moe, "qwen3_next": modeling_qwen3_next}
 
 
 def correction_biases(model):
@@ -105,7 +121,7 @@ def correction_biases(model):
 
 def adds_one(model, name):
     """Whether a norm multiplies by 1 + weight."""
-    return model.config.model_type == "qwen3_5_text" and "linear_attn" not in name
+    return model.config.model_type in ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next") and "linear_attn" not in name
 
 
 def fill(model, generator):
@@ -127,6 +143,21 @@ def fill(model, generator):
 
 # How checkpoints of a type call what others call by the names on the left.
 STORED_NAMES = {"mixtral": {".mlp.": ".block_sparse_moe.", ".gate_proj.": ".w1.", ".up_proj.": ".w3.", ".down_proj.": ".w2."}}
+
+
+def rows_by_kind(grad, config, kinds):
+    """Rows that come key head by key head, each head's of all `kinds` (rows of a key head), with all heads' of one kind together."""
+    by_head = grad.unflatten(0, (config.linear_num_key_heads, -1)).split(kinds, dim=1)
+    return torch.cat([kind.flatten(0, 1) for kind in by_head])
+
+
+def in_memory(name, grad, config):
+    """Rows in the order in which prl has them where files have another one."""
+    if config.model_type != "qwen3_next" or "linear_attn.in_proj_" not in name:
+        return grad
+    heads = config.linear_num_value_heads // config.linear_num_key_heads
+    keys, values = config.linear_key_head_dim, heads * config.linear_value_head_dim
+    return rows_by_kind(grad, config, [heads, heads] if name.endswith("in_proj_ba.weight") else [keys, keys, values, values])
 
 
 def parts_of(name, grad, model_type):
@@ -184,10 +215,26 @@ def store_quantised(folder, stored):
     return {name: tensor for name, tensor in whole.items() if name not in kept}
 
 
+def store_stacks(folder):
+    """Experts as Qwen 3.5 is published: transformers writes those of a model for text one by one."""
+    tensors = load_file(str(folder / "model.safetensors"))
+    experts = {name: tensor for name, tensor in tensors.items() if ".mlp.experts." in name}
+    stacked = {name: tensor for name, tensor in tensors.items() if name not in experts}
+    for prefix in sorted({name.partition(".experts.")[0] + ".experts." for name in experts}):
+        count = sum(name.startswith(prefix) and name.endswith(".down_proj.weight") for name in experts)
+        of = lambda expert, kind: experts[f"{prefix}{expert}.{kind}_proj.weight"]
+        stacked[prefix + "gate_up_proj"] = torch.stack([torch.cat([of(e, "gate"), of(e, "up")]) for e in range(count)])
+        stacked[prefix + "down_proj"] = torch.stack([of(e, "down") for e in range(count)])
+    save_file(stacked, str(folder / "model.safetensors"), metadata={"format": "pt"})
+
+
 def make_case(name, out):
     class_name, extra, stored, shard = CASES[name]
-    config = getattr(transformers, class_name)(**{**COMMON, **extra})
+    without = ("intermediate_size",) if name == "qwen3_5_moe" else ()  # it has no dense layer
+    config = getattr(transformers, class_name)(**{key: value for key, value in (COMMON | extra).items() if key not in without})
     config._attn_implementation = "eager"
+    if name in BY_TOKEN:
+        BY_TOKEN[name].torch_chunk_gated_delta_rule = BY_TOKEN[name].torch_recurrent_gated_delta_rule
     generator = torch.Generator().manual_seed(sum(name.encode()))
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     fill(model, generator)
@@ -198,6 +245,8 @@ def make_case(name, out):
     blocks = quantise_experts(model, generator) if name == "gpt_oss_mxfp4" else {}
     folder = out / name
     model.save_pretrained(folder, **({"max_shard_size": shard} if shard else {}))
+    if name == "qwen3_5_moe":
+        store_stacks(folder)
     # Loaded again rather than widened: a cast model has lost bits of its rotary frequencies too.
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
@@ -226,7 +275,7 @@ def make_case(name, out):
                    temperatures=temperatures, weights=weights, logits=logits, logp=logp, entropy=entropy, loss=loss.reshape(1))
     for parameter_name, parameter in model.named_parameters():
         for stored_name, grad in as_stored(parameter_name, parameter.grad, config.model_type):
-            tensors["grad." + stored_name] = grad
+            tensors["grad." + stored_name] = in_memory(stored_name, grad, config)
     if blocks:
         tensors |= {"dequantised." + key: value for key, value in store_quantised(folder, blocks).items()}
     save_file({key: value.detach().contiguous() for key, value in tensors.items()}, str(folder / "expected.safetensors"))

@@ -296,6 +296,33 @@ void experts_backward(ops::OpContext& ctx, Tape& tape, const Var& x_TH, ConstTen
 
 }  // namespace
 
+Var gated_swiglu(Frame& frame, const Var& gate_up_T2F, const Var& x_TH, const VectorParameter& gate) {
+  const std::int64_t T = gate_up_T2F.value.shape.num_rows(), F = gate_up_T2F.value.shape.num_cols() / 2;
+  const TensorView gates_T = frame.keep({T}, DType::kF32);
+  ops::row_gates(frame.ctx, gates_T, x_TH.value, gate.value);
+  const Var y = frame.variable(frame.take({T, F}, gate_up_T2F.value.dtype));
+  frame.run([ctx = &frame.ctx, y = y.value, x = gate_up_T2F.value, gates_T] { ops::swiglu_rows(*ctx, y, x, gates_T); });
+  if (frame.tape == nullptr) return y;
+  frame.tape->record([tape = frame.tape, ctx = &frame.ctx, gate_up_T2F, x_TH, gate, gates_T, y, T] {
+    const TensorView dy = tape->grad(y);
+    if (dy.data == nullptr) return;
+    const Tape::Target dgate_up = tape->target(gate_up_T2F), dx = x_TH.id >= 0 ? tape->target(x_TH) : Tape::Target{};
+    PRL_CHECK(!dgate_up.accumulate, "gate and up of an expert have one reader");
+    Arena& arena = tape->arena();
+    const Arena::Mark mark = arena.mark();
+    const TensorView dgates_T = arena.take({T}, DType::kF32);
+    ops::swiglu_rows_backward(*ctx, dgate_up.view, dgates_T, dy, gate_up_T2F.value, gates_T);
+    sum_over_blocks(*ctx, arena, {.outs = std::span(&gate.grad, 1)}, T, tape->num_token_blocks(),
+                    [&](std::int64_t begin, std::int64_t count, std::span<const TensorView> to, bool) {
+                      ops::row_gates_backward(*ctx, dx.view.data != nullptr ? dx.view.rows(begin, count) : TensorView{}, to[0],
+                                              part_of_vector(dgates_T, begin, count), part_of_vector(gates_T, begin, count),
+                                              x_TH.value.rows(begin, count), gate.value, dx.accumulate);
+                    });
+    arena.release(mark);
+  });
+  return y;
+}
+
 bool can_record_experts(ops::OpContext& ctx, std::int64_t num_tokens, const ExpertsParameter& p) {
   if (has_adapters(p.gate_up) || has_adapters(p.down)) return false;
   const std::vector<const ops::LinearWeight*> gate_up = matrices(p.gate_up), down = matrices(p.down);

@@ -53,6 +53,10 @@ struct ExpertsParameter {
 /// Saves the routing and what silu reads, [T * K, 2F]; a recomputing frame saves the routing alone. `out`, `is_block_output`: as linear().
 Var experts(Frame& frame, const Var& x_TH, const ExpertsParameter& p, TensorView out = {}, bool is_block_output = false);
 
+/// An expert that all tokens pass, up to what its last product reads: silu(gate) * up of [T, 2F], times sigmoid(x w) of the row. Saves the
+/// sigmoids, and what silu reads unless the frame recomputes. `gate_up` has no other reader.
+Var gated_swiglu(Frame& frame, const Var& gate_up_T2F, const Var& x_TH, const VectorParameter& gate);
+
 /// Whether experts() of so many tokens without a tape waits for nothing, so that it can be recorded.
 bool can_record_experts(ops::OpContext& ctx, std::int64_t num_tokens, const ExpertsParameter& p);
 

@@ -39,6 +39,12 @@ struct NormParameter {
   float eps = 1e-6f;
 };
 
+/// A vector or small matrix (fp32) with its gradient; grad.data == nullptr drops it.
+struct VectorParameter {
+  ConstTensorView value;
+  TensorView grad;
+};
+
 /// Rows ids_T of table_VH.
 Var embedding(Frame& frame, ConstTensorView table_VH, TensorView dtable_VH, const ops::TokenIds& ids);
 

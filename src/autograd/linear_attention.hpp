@@ -4,12 +4,6 @@
 
 namespace prl::autograd {
 
-/// A vector or small matrix (fp32) with its gradient; grad.data == nullptr drops it.
-struct VectorParameter {
-  ConstTensorView value;
-  TensorView grad;
-};
-
 /// Sizes and parameters of a layer of linear attention by the gated delta rule (ops/delta_rule.hpp). Legend: T tokens, N value heads,
 /// V = N * value_dim, C channels (queries, keys, values).
 struct LinearAttentionParameter {

@@ -34,6 +34,9 @@ constexpr EnumEntry kModelImpls[] = {entry(ModelImpl::kAuto, "auto"), entry(Mode
 constexpr EnumEntry kCheckpointModes[] = {entry(CheckpointMode::kFull, "full"), entry(CheckpointMode::kSelective, "selective")};
 constexpr EnumEntry kCpStyles[] = {entry(ContextParallelStyle::kRing, "ring"), entry(ContextParallelStyle::kUlysses, "ulysses")};
 constexpr EnumEntry kExpertBackends[] = {entry(ExpertBackend::kTorch, "torch"), entry(ExpertBackend::kDeepEp, "deepep")};
+constexpr EnumEntry kRouterPolicies[] = {entry(RouterPolicy::kConsistentHash, "consistent_hash"),
+                                         entry(RouterPolicy::kRoundRobin, "round_robin"), entry(RouterPolicy::kRandom, "random"),
+                                         entry(RouterPolicy::kCacheAware, "cache_aware"), entry(RouterPolicy::kPowerOfTwo, "power_of_two")};
 constexpr EnumEntry kOffloadBackends[] = {entry(OffloadBackend::kNative, "native"), entry(OffloadBackend::kTorch, "torch")};
 constexpr EnumEntry kRatioLevels[] = {entry(RatioLevel::kToken, "token"), entry(RatioLevel::kSequence, "sequence")};
 constexpr EnumEntry kPrecisions[] = {entry(MatmulPrecision::kHighest, "highest"), entry(MatmulPrecision::kHigh, "high"),
@@ -59,12 +62,14 @@ constexpr EnumEntry kFakeLengths[] = {entry(FakeLength::kFixed, "fixed"), entry(
 constexpr EnumEntry kFakeIds[] = {entry(FakeInputIds::kIncreasing, "increasing"), entry(FakeInputIds::kRandom, "random")};
 constexpr EnumEntry kSftLosses[] = {entry(SftLossImpl::kTorch, "torch"), entry(SftLossImpl::kLiger, "liger"),
                                     entry(SftLossImpl::kLigerFused, "liger_fused"), entry(SftLossImpl::kQuackFused, "quack_fused")};
-constexpr EnumEntry kFamilies[] = {
-    entry(ModelFamily::kQwen3, "qwen3"),     entry(ModelFamily::kQwen3Moe, "qwen3_moe"), entry(ModelFamily::kGlm4Moe, "glm4_moe"),
-    entry(ModelFamily::kQwen2, "qwen2"),     entry(ModelFamily::kLlama, "llama"),        entry(ModelFamily::kMistral, "mistral"),
-    entry(ModelFamily::kSmolLm3, "smollm3"), entry(ModelFamily::kMixtral, "mixtral"),    entry(ModelFamily::kOlmo2, "olmo2"),
-    entry(ModelFamily::kOlmo3, "olmo3"),     entry(ModelFamily::kPhi3, "phi3"),          entry(ModelFamily::kQwen35, "qwen3_5"),
-    entry(ModelFamily::kGptOss, "gpt_oss")};
+constexpr EnumEntry kFamilies[] = {entry(ModelFamily::kQwen3, "qwen3"),         entry(ModelFamily::kQwen3Moe, "qwen3_moe"),
+                                   entry(ModelFamily::kGlm4Moe, "glm4_moe"),    entry(ModelFamily::kQwen2, "qwen2"),
+                                   entry(ModelFamily::kLlama, "llama"),         entry(ModelFamily::kMistral, "mistral"),
+                                   entry(ModelFamily::kSmolLm3, "smollm3"),     entry(ModelFamily::kMixtral, "mixtral"),
+                                   entry(ModelFamily::kOlmo2, "olmo2"),         entry(ModelFamily::kOlmo3, "olmo3"),
+                                   entry(ModelFamily::kPhi3, "phi3"),           entry(ModelFamily::kQwen35, "qwen3_5"),
+                                   entry(ModelFamily::kGptOss, "gpt_oss"),      entry(ModelFamily::kQwen35Moe, "qwen3_5_moe"),
+                                   entry(ModelFamily::kQwen3Next, "qwen3_next")};
 constexpr EnumEntry kPlanWorks[] = {entry(PlanWork::kSft, "sft"), entry(PlanWork::kRl, "rl")};
 constexpr EnumEntry kEnvActions[] = {entry(EnvAction::kInstall, "install"), entry(EnvAction::kUpdate, "update"),
                                      entry(EnvAction::kList, "list"),       entry(EnvAction::kShow, "show"),
@@ -96,6 +101,7 @@ std::span<const EnumEntry> enum_entries(ModelImpl) { return kModelImpls; }
 std::span<const EnumEntry> enum_entries(CheckpointMode) { return kCheckpointModes; }
 std::span<const EnumEntry> enum_entries(ContextParallelStyle) { return kCpStyles; }
 std::span<const EnumEntry> enum_entries(ExpertBackend) { return kExpertBackends; }
+std::span<const EnumEntry> enum_entries(RouterPolicy) { return kRouterPolicies; }
 std::span<const EnumEntry> enum_entries(OffloadBackend) { return kOffloadBackends; }
 std::span<const EnumEntry> enum_entries(RatioLevel) { return kRatioLevels; }
 std::span<const EnumEntry> enum_entries(MatmulPrecision) { return kPrecisions; }

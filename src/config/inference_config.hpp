@@ -84,8 +84,8 @@ struct InferenceModelConfig {
     v.field("generation_config", generation_config,
             "Sampling defaults of chat and completions: auto (the model's generation_config.json), vllm (none), "
             "or a folder that holds the file");
-    v.field("rope_scaling", rope_scaling, "Overrides the model's rope_scaling",
-            {.status = not_built("another rope_scaling than the model's own", "change config.json of the model folder")});
+    v.field("rope_scaling", rope_scaling,
+            "Table in place of rope_scaling in config.json, for longer texts: rope_type (yarn, llama3, longrope, default) and its keys");
     v.field("quantization", quantization, "Quantise weights when they are loaded", {.status = not_built("quantised weights")});
   }
 };
@@ -166,16 +166,26 @@ struct MooncakeKvOffloadConfig {
 };
 using KvOffloadConfig = std::variant<NativeKvOffloadConfig, MooncakeKvOffloadConfig>;
 
+/// How a router in front of several engines spreads requests, under the names of vllm-router.
+enum class RouterPolicy { kConsistentHash, kRoundRobin, kRandom, kCacheAware, kPowerOfTwo };
+std::span<const EnumEntry> enum_entries(RouterPolicy);
+/// What a policy that is not built would do, for a report; empty for one that is.
+std::string_view unbuilt_policy(RouterPolicy policy);
+inline constexpr std::string_view kPolicyHelp =
+    "Which engine gets a request: consistent_hash, the one that has its session's prefix; round_robin, each in turn";
+
 struct VllmRouterConfig {
   static constexpr std::string_view kType = "vllm-router";
-  std::string policy = "consistent_hash";
+  RouterPolicy policy = RouterPolicy::kConsistentHash;
   template <class V>
   void visit(V& v) {
-    v.field("policy", policy, "How requests are spread");
+    v.field("policy", policy, kPolicyHelp);
   }
 };
 struct LlmDRouterConfig {
   static constexpr std::string_view kType = "llm-d";
+  static constexpr Status kStatus =
+      not_built("a router of llm-d", "leave router out, or use vllm-router, which is the router of this program");
   Value scorers = Value::table();
   Value prefill_scorer_overrides = Value::table();
   Value decode_scorer_overrides = Value::table();
@@ -326,7 +336,7 @@ struct InferenceConfig {
     v.field("use_pd_kv_transfer", use_pd_kv_transfer, "Send key-value blocks from prefill to decode engines",
             {.status = not_built("separate prefill and decode engines")});
     v.field("kv_cache_offload", kv_cache_offload, "Keep key-value blocks that leave the device's cache in host memory");
-    v.field("router", router, "Router in front of several engines", {.status = not_built("routers in front of several engines")});
+    v.field("router", router, "Router in front of several engines; there is one wherever there are several, set or not");
     v.field("backend_port", backend_port, "Port of the first engine behind the router of `prl inference`; the others' follow",
             {.min = 1, .max = 65535});
     v.field("deployment", deployment, "Nodes");
@@ -351,6 +361,7 @@ struct EvalEngineConfig : InferenceConfig {
                                                  {"parallel", kOneEngine},
                                                  {"api_server_count", kOneEngine},
                                                  {"backend_port", kOneEngine},
+                                                 {"router", kOneEngine},
                                                  {"deployment", kOneEngine},
                                                  {"slurm", inert("it is a part of the run's job")},
                                                  {"weight_broadcast", inert("weights are read from files")},

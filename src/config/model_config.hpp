@@ -152,8 +152,8 @@ struct ModelDebugConfig {
   void visit(V& v) {
     v.field("num_layers", num_layers, "Build only this many layers", {.unit = "layers", .min = 1});
     v.field("random_init", random_init, "Do not load weights");
-    v.field("force_balanced_routing", force_balanced_routing, "Give experts equal numbers of tokens",
-            {.status = not_built("routing that is not the router's")});
+    v.field("force_balanced_routing", force_balanced_routing,
+            "Of mixtures of experts: give each expert equally many tokens, in turn, whatever the router says; for benchmarks alone");
   }
 };
 
@@ -246,7 +246,8 @@ struct TrainerModelConfig {
     v.field("quantization", quantization, "Products in 8 bits", {.status = not_built("8-bit training")});
     v.field("index_cache", index_cache, "Share sparse attention indices between layers", {.status = not_built("sparse attention")});
     v.field("vlm", vlm, "Vision language model", {.status = not_built("vision language models")});
-    v.field("conversion_dir", conversion_dir, "Cache of converted weights", {.status = not_built("a cache of converted weights")});
+    v.field("conversion_dir", conversion_dir, "Cache of converted weights",
+            {.status = inert("files are read as they are published, and no converted copy is kept")});
     v.field("debug", debug, "Shortcuts for tests");
   }
 };

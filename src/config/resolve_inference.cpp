@@ -52,6 +52,9 @@ void check_copies(InferenceConfig& config, const Check& check) {
 }  // namespace
 
 void check_inference(InferenceConfig& config, const Check& check) {
+  if (const auto* router = config.router ? std::get_if<VllmRouterConfig>(&*config.router) : nullptr)
+    if (const std::string_view unbuilt = unbuilt_policy(router->policy); !unbuilt.empty())
+      check.not_built("router.policy", std::string(unbuilt));
   check_model_name(config.model.name, "model.name", check);
   check_env_vars(config.env_vars, check);
   if (config.model.dtype != ComputeDType::kAuto) {
@@ -65,6 +68,10 @@ void check_inference(InferenceConfig& config, const Check& check) {
         check.is_set("model.dtype") ? "model.dtype" : "compute.dtype",
         "float16 is computed in float32 here: no value is rounded to less than it would be, and memory and time are those of float32");
   check_copies(config, check);
+  if (const Value& rope = config.model.rope_scaling; !rope.is_null() && !(rope.is_table() && (rope.find("rope_type") || rope.find("type"))))
+    check.problem("model.rope_scaling",
+                  "wanted a table with a rope_type, such as {rope_type = \"yarn\", factor = 4.0, "
+                  "original_max_position_embeddings = 32768}");
   if (!config.enable_chunked_prefill && config.model.max_model_len && *config.model.max_model_len > config.max_num_batched_tokens)
     check.problem("max_num_batched_tokens",
                   fmt::format("must be at least max_model_len {} when enable_chunked_prefill is off", *config.model.max_model_len));
@@ -88,6 +95,20 @@ void check_inference(InferenceConfig& config, const Check& check) {
 }
 
 }  // namespace detail
+
+std::string_view unbuilt_policy(RouterPolicy policy) {
+  switch (policy) {
+    case RouterPolicy::kConsistentHash:
+    case RouterPolicy::kRoundRobin: return {};
+    case RouterPolicy::kRandom: return "an engine drawn at random; round_robin spreads requests as evenly";
+    case RouterPolicy::kCacheAware:
+      return "a search for the engine whose cache has the longest common prefix; consistent_hash keeps the requests of a session "
+             "(X-Session-ID) together";
+    case RouterPolicy::kPowerOfTwo:
+      return "the less busy of two engines drawn at random; consistent_hash gives a new session to the least busy of all";
+  }
+  return {};
+}
 
 template <>
 Resolution<InferenceConfig> resolve(Value raw, const Context& context) {

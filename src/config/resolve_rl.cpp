@@ -449,6 +449,20 @@ void connect_client(RlConfig& config, const Check& check) {
   }
 }
 
+/// The engines that sample what the trainer trains on.
+void check_sampler(InferenceConfig& inference, const Check& check) {
+  detail::check_inference(inference, check);
+  if (!inference.model.rope_scaling.is_null())
+    check.problem("model.rope_scaling",
+                  "would sample from another model than trainer.model trains, which rotates positions as its config.json "
+                  "says; change rope_scaling in config.json of the model folder, which both read");
+  const auto* router = inference.router ? std::get_if<VllmRouterConfig>(&*inference.router) : nullptr;
+  if (router != nullptr && router->policy == RouterPolicy::kRoundRobin)
+    check.not_built("router.policy",
+                    "engines in turn within a run, whose orchestrator keeps the turns of a rollout at the engine that has their "
+                    "prefix; leave the key out");
+}
+
 void check_models(RlConfig& config, const Check& check) {
   const std::string& student = config.orchestrator.student.model.name;
   const auto complain = [&](std::string_view key, const std::string& name) {
@@ -592,7 +606,7 @@ Resolution<RlConfig> resolve(Value raw, const Context& context) {
     check.problem("orchestrator.bench.output_json", "is the file of the trainer's table; name another one");
   detail::check_trainer(config.trainer, check.sub("trainer"));
   detail::check_ranks(config.trainer.model, "trainer.", num_trainer_ranks(*config.deployment), check);
-  if (config.inference) detail::check_inference(*config.inference, check.sub("inference"));
+  if (config.inference) check_sampler(*config.inference, check.sub("inference"));
   if (std::holds_alternative<ColocatedDeployment>(*config.deployment))
     detail::resolve_one_process(config, Check(written, "", resolution.report, context));
   detail::check_env_vars(config.env_vars, check);

@@ -17,6 +17,10 @@ void check_data(const SftData& data, const std::string& key, const Check& check)
       [&](const auto& d) {
         if (d.batch_size % d.micro_batch_size != 0)
           check.problem(key + ".micro_batch_size", fmt::format("must divide batch_size, which is {}", d.batch_size));
+        const std::int64_t num_tokens = std::int64_t{d.seq_len} * d.micro_batch_size;
+        if (d.pack_function == PackFunction::kStack && num_tokens % kStackUnit != 0)
+          check.problem(key + ".pack_function", fmt::format("stack needs rows of a multiple of {} tokens; seq_len * micro_batch_size is {}",
+                                                            kStackUnit, num_tokens));
       },
       data);
   const auto* real = std::get_if<SftDataConfig>(&data);

@@ -369,29 +369,6 @@ TEST(ResolveRl, ATeacherHasAnEngineOnEachOfItsGpus) {
   for (const char* ids : {"2", "2,3,4"}) EXPECT_THAT(error_of<RlConfig>(shared + ids), HasSubstr("which does not divide the")) << ids;
 }
 
-TEST(ResolveInference, ServersThatAreCountedAreEngines) {
-  // vLLM's name for how many processes answer: each of ours is an engine of its own.
-  for (const auto& [flags, wanted] :
-       {std::pair("", 1), std::pair("--api-server-count 3", 3), std::pair("--api-server-count 2 --parallel.dp 4", 4),
-        std::pair("--api-server-count 4 --parallel.dp 2", 4)}) {
-    const InferenceConfig config = load_line<InferenceConfig>(std::string("inference --model.name m ") + flags).config;
-    EXPECT_EQ(config.parallel.dp, wanted) << flags;
-    EXPECT_EQ(config.api_server_count, wanted) << flags;
-  }
-}
-
-TEST(ResolveInference, CopiesOverSeveralNodesNeedTheAddressOfTheirRouter) {
-  const std::string line = "inference --model.name m --parallel.dp 4 ";
-  for (const char* flags : {"--parallel.dp-local 2", "--parallel.dp-start-rank 2", "--parallel.headless", "--api-server-count 0"})
-    EXPECT_THAT(error_of<InferenceConfig>(line + flags), HasSubstr("needs parallel.dp_address")) << flags;
-  EXPECT_THAT(error_of<InferenceConfig>(line + "--parallel.dp-address h --parallel.dp-local 3 --parallel.dp-start-rank 2"),
-              HasSubstr("the copies from 2 on are 3, but there are 4"));
-  EXPECT_TRUE(load_line<InferenceConfig>(line + "--parallel.dp-address h --api-server-count 0").config.parallel.headless);
-  EXPECT_EQ(
-      load_line<InferenceConfig>("inference --model.name m --deployment.type multi_node --deployment.gpus-per-node 4").config.parallel.dp,
-      8);
-}
-
 TEST(ResolveRl, RolesOfSeveralGpusHaveOneEach) {
   Context gpus = testing::plain_context();
   gpus.num_devices = 2;

@@ -111,6 +111,10 @@ void check_trainer_model(TrainerModelConfig& model, const OptimConfig& optim, co
   check_offload(model, optim, check);
   check_parallel(model, check);
   if (model.ac) check_checkpointing(*model.ac, check);
+  if (model.debug.force_balanced_routing)
+    check.warn("model.debug.force_balanced_routing",
+               "experts get tokens in turn and not those that their router chooses: times and memory can be measured, losses, rewards and "
+               "weights mean nothing");
   if (model.lora && model.lora->dropout >= 1) check.problem("model.lora.dropout", "must be below 1: nothing would be left to learn from");
 }
 
@@ -124,6 +128,12 @@ void check_ranks(const TrainerModelConfig& model, const std::string& prefix, int
 }
 
 namespace {
+
+void check_routing(const TrainerConfig& config, const Check& check) {
+  if (config.enable_router_replay && config.model.debug.force_balanced_routing)
+    check.problem("model.debug.force_balanced_routing",
+                  "gives tokens other experts than enable_router_replay, those that they were sampled with");
+}
 
 /// Of a trainer of several runs: what belongs to one run alone, or is not built for several.
 void check_several_runs(const TrainerConfig& config, const Check& check) {
@@ -156,6 +166,7 @@ void check_lora_broadcast(const TrainerConfig& config, const Check& check) {
 }  // namespace
 
 void check_trainer(TrainerConfig& config, const Check& check) {
+  check_routing(config, check);
   check_several_runs(config, check);
   if (config.bench) {
     config.max_steps = kBenchSteps;

@@ -41,6 +41,36 @@ TEST(ResolveTrainer, SeveralRunsAreRefusedWhatBelongsToOne) {
   EXPECT_TRUE(is_not_built(load_line<TrainerConfig>(line + "--model.lora --weight-broadcast.type nixl").not_built, "several runs over"));
 }
 
+TEST(ResolveTrainer, AFolderForConvertedWeightsHasNoEffect) {
+  const auto trainer = load_line<TrainerConfig>("trainer --model.name ./m --model.conversion-dir /tmp/converted");
+  EXPECT_THAT(trainer.not_built, IsEmpty());
+  EXPECT_THAT(trainer.warnings, Contains(HasSubstr("model.conversion_dir (files are read as they are published")));
+}
+
+TEST(ResolveTrainer, BalancedRoutingIsWarnedOfAndIsNoReplay) {
+  const std::string line = "trainer --model.name ./m --model.debug.force-balanced-routing ";
+  const auto trainer = load_line<TrainerConfig>(line);
+  EXPECT_THAT(trainer.not_built, IsEmpty());
+  EXPECT_THAT(trainer.warnings, Contains(HasSubstr("mean nothing")));
+  EXPECT_THAT(load_line<SftConfig>("sft --model.name ./m --data.name d --model.debug.force-balanced-routing").warnings,
+              Contains(HasSubstr("model.debug.force_balanced_routing")));
+  EXPECT_THAT(error_of<TrainerConfig>(line + "--enable-router-replay"),
+              HasSubstr("model.debug.force_balanced_routing: gives tokens other"));
+}
+
+TEST(ResolveSft, StackedRowsAreMultiplesOfTheShortestBucket) {
+  const std::string line = "sft --model.name m --data.name d --data.pack-function stack --data.seq-len 512 ";
+  const auto loaded = load_line<SftConfig>(line);
+  EXPECT_THAT(loaded.not_built, IsEmpty());
+  EXPECT_EQ(std::get<SftDataConfig>(loaded.config.data).pack_function, PackFunction::kStack);
+  EXPECT_THAT(
+      load_line<SftConfig>("sft --model.name m --data.type fake --data.pack-function stack --data.seq-len 64 --data.micro-batch-size 4")
+          .not_built,
+      IsEmpty());
+  EXPECT_THAT(error_of<SftConfig>(line + "--data.seq-len 300"),
+              HasSubstr("data.pack_function: stack needs rows of a multiple of 256 tokens; seq_len * micro_batch_size is 300"));
+}
+
 TEST(ResolveTrainer, RouterReplayHasServersTellWhichExpertsTokensHad) {
   EXPECT_FALSE(load_line<RlConfig>(kRlLine).config.inference->enable_return_routed_experts);
   for (const char* shape : {"", "--deployment.type single_node "})

@@ -23,6 +23,10 @@ namespace prl::config {
 
 enum class PackFunction { kCat, kStack };
 std::span<const EnumEntry> enum_entries(PackFunction);
+inline constexpr std::string_view kPackHelp =
+    "cat joins samples to rows; stack fills them up to a few lengths and stacks those of one, for rows of equally many tokens";
+/// What the lengths of stacked samples, and with them the tokens of a row, are multiples of.
+inline constexpr std::int64_t kStackUnit = 256;
 enum class StoppingStrategy { kAllExhausted, kFirstExhausted };
 std::span<const EnumEntry> enum_entries(StoppingStrategy);
 enum class FakeLength { kFixed, kVariable };
@@ -75,8 +79,7 @@ struct SftDataConfig {
     v.field("micro_batch_size", micro_batch_size, "Packed sequences per forward pass; divides batch_size", {.unit = "sequences", .min = 1});
     v.field("num_workers", num_workers, "Threads that read and tokenize",
             {.min = 0, .status = inert("samples are made while the model trains")});
-    v.field("pack_function", pack_function, "cat joins samples, stack pads them in buckets",
-            {.status = not_built("packing into padded buckets")});
+    v.field("pack_function", pack_function, kPackHelp);
     v.field("shuffle", shuffle, "New order in every epoch");
     v.field("seed", seed, "Seed of the order", {.min = 0});
     v.field("loss_mask", loss_mask, "Roles whose tokens are trained");
@@ -99,8 +102,7 @@ struct FakeDataConfig {
     v.field("seq_len", seq_len, "Length of a packed sequence", {.unit = "tokens", .min = 1, .max = 1 << 24});
     v.field("micro_batch_size", micro_batch_size, "Packed sequences per forward pass; divides batch_size", {.unit = "sequences", .min = 1});
     v.field("num_workers", num_workers, "Threads that make data", {.min = 0, .status = inert("samples are made while the model trains")});
-    v.field("pack_function", pack_function, "cat joins samples, stack pads them in buckets",
-            {.status = not_built("packing into padded buckets")});
+    v.field("pack_function", pack_function, kPackHelp);
     v.field("length", length, "All samples of seq_len tokens, or of random lengths");
     v.field("input_ids", input_ids, "Tokens that count the samples, or random ones");
     v.field("seed", seed, "Seed of the data", {.min = 0});

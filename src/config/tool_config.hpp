@@ -31,7 +31,9 @@ enum class ModelFamily {
   kOlmo3,
   kPhi3,
   kQwen35,
-  kGptOss
+  kGptOss,
+  kQwen35Moe,
+  kQwen3Next
 };
 std::span<const EnumEntry> enum_entries(ModelFamily);
 enum class BenchSuite { kAll, kDecode, kPrefill, kTrain, kSync, kRl, kStart, kKernels, kEnv, kLora, kDashboard };
@@ -71,12 +73,10 @@ struct InitModelConfig {
     v.field("num_heads", num_heads, "Query heads", {.min = 1});
     v.field("num_kv_heads", num_kv_heads, "Key-value heads; divides num_heads", {.min = 1});
     v.field("head_dim", head_dim, "Width of a head; hidden_size / num_heads if not set", {.min = 2});
-    v.field("num_experts", num_experts, "Experts of a layer, of qwen3_moe, mixtral, gpt_oss and glm4_moe, whose first layer has none",
-            {.min = 1});
-    v.field("num_experts_per_tok", num_experts_per_tok, "Experts that a token is sent to, of qwen3_moe, mixtral, gpt_oss and glm4_moe",
-            {.min = 1});
+    v.field("num_experts", num_experts, "Experts of a layer, of families with experts; the first layer of glm4_moe has none", {.min = 1});
+    v.field("num_experts_per_tok", num_experts_per_tok, "Experts that a token is sent to, of families with experts", {.min = 1});
     v.field("moe_intermediate_size", moe_intermediate_size,
-            "Width of an expert's MLP, of qwen3_moe and glm4_moe; mixtral and gpt_oss take intermediate_size", {.min = 1});
+            "Width of an expert's MLP, and of a shared one; mixtral and gpt_oss take intermediate_size", {.min = 1});
     v.field("max_position_embeddings", max_position_embeddings, "Longest context", {.unit = "tokens", .min = 1});
     v.field("sliding_window", sliding_window, "Keys that a query sees at most, of families with windows; all if not set",
             {.unit = "tokens", .min = 1});
@@ -166,6 +166,7 @@ struct RouterToolConfig {
   std::int64_t max_body_bytes = 64 << 20;
   int max_connections = 4096;
   int max_waiting = 65536;
+  RouterPolicy policy = RouterPolicy::kConsistentHash;
   double request_timeout = 3600;
   double update_timeout = 720;
   std::filesystem::path output_dir = "outputs";
@@ -188,6 +189,7 @@ struct RouterToolConfig {
     v.field("max_body_bytes", max_body_bytes, "Largest request body", {.unit = "bytes", .min = 1024});
     v.field("max_connections", max_connections, "Most open connections", {.min = 1});
     v.field("max_waiting", max_waiting, "Requests that may wait for an engine; more are answered 429", {.min = 1});
+    v.field("policy", policy, kPolicyHelp);
     v.field("request_timeout", request_timeout, "Longest time of one request", {.unit = "seconds", .min = 0, .is_open_min = true});
     v.field("update_timeout", update_timeout, "Longest time of one weight update", {.unit = "seconds", .min = 0, .is_open_min = true});
     v.field("output_dir", output_dir, "Folder of logs");

@@ -51,17 +51,18 @@ constexpr std::int64_t kVocabSize = 1100;  // two chunks of the vocabulary, the 
 struct Model {
   explicit Model(const std::string& family, DType compute_dtype, bool tied = true, std::int64_t window = 0)
       : session(make_cpu_runtime(), 2), compute(compute_dtype) {
-    config = nn::make_model_config({.family = family,
-                                    .vocab_size = kVocabSize,
-                                    .hidden_size = 64,
-                                    .intermediate_size = 96,
-                                    .num_layers = 2,
-                                    .num_heads = 4,
-                                    .num_kv_heads = 2,
-                                    .head_dim = family == "qwen3_5_text" ? 64 : 16,  // of which it rotates a quarter
-                                    .max_position = 512,
-                                    .sliding_window = window,
-                                    .tie_word_embeddings = tied});
+    config =
+        nn::make_model_config({.family = family,
+                               .vocab_size = kVocabSize,
+                               .hidden_size = 64,
+                               .intermediate_size = 96,
+                               .num_layers = 2,
+                               .num_heads = 4,
+                               .num_kv_heads = 2,
+                               .head_dim = family == "qwen3_5_text" || family == "qwen3_next" ? 64 : 16,  // of which it rotates a quarter
+                               .max_position = 512,
+                               .sliding_window = window,
+                               .tie_word_embeddings = tied});
     parameters = std::make_unique<nn::Parameters>(session.context().runtime, config);
     parameters->init_random(7, 0.2f);
     trainable = std::make_unique<nn::TrainableModel>(session.context(), *parameters, nn::ActivationCheckpointing{});
@@ -347,6 +348,7 @@ INSTANTIATE_TEST_SUITE_P(Models, Exactness,
                                            Kind{"qwen3", DType::kBF16}, Kind{"smollm3", DType::kBF16}, Kind{"olmo2", DType::kBF16},
                                            Kind{"phi3", DType::kBF16}, Kind{"mistral", DType::kBF16, 10}, Kind{"qwen3", DType::kF32, 10},
                                            Kind{"qwen3_5_text", DType::kF32}, Kind{"qwen3_5_text", DType::kBF16},
+                                           Kind{"qwen3_next", DType::kF32}, Kind{"qwen3_next", DType::kBF16},
                                            Kind{"gpt_oss", DType::kF32, 10}, Kind{"gpt_oss", DType::kBF16, 10},
                                            Kind{"gpt_oss", DType::kBF16}),
                          [](const auto& kind) {

@@ -9,6 +9,7 @@
 #include "base/testing/eventually.hpp"
 #include "device/testing/test_runtime.hpp"
 #include "engine/engine.hpp"
+#include "engine/memory.hpp"
 #include "engine/test_support.hpp"
 #include "nn/decoder.hpp"
 #include "nn/init_model.hpp"
@@ -52,6 +53,7 @@ class Routes : public ::testing::TestWithParam<RoutesCase> {
     options.max_num_seqs = 16;
     options.num_threads = 2;
     options.logs_routes = true;
+    options.num_state_snapshots = default_state_snapshots(config_, options.max_num_seqs, options.enable_prefix_caching);
     return std::make_unique<Engine>(session_.context().runtime, options, weights_);
   }
   /// Some begin alike, so that they find each other's blocks.
@@ -195,7 +197,8 @@ TEST_P(Routes, WhatCannotBeToldIsRefused) {
 INSTANTIATE_TEST_SUITE_P(Families, Routes,
                          ::testing::Values(RoutesCase{"qwen3_moe", DType::kF32}, RoutesCase{"qwen3_moe", DType::kBF16},
                                            RoutesCase{"glm4_moe", DType::kF32}, RoutesCase{"glm4_moe", DType::kBF16},
-                                           RoutesCase{"gpt_oss", DType::kF32}, RoutesCase{"gpt_oss", DType::kBF16}),
+                                           RoutesCase{"gpt_oss", DType::kF32}, RoutesCase{"gpt_oss", DType::kBF16},
+                                           RoutesCase{"qwen3_next", DType::kF32}, RoutesCase{"qwen3_5_moe_text", DType::kBF16}),
                          [](const auto& kind) {
                            return std::string(kind.param.family) + (kind.param.compute == DType::kBF16 ? "_bf16" : "_f32");
                          });

@@ -103,7 +103,7 @@ void check_dry_run(const config::SftConfig& config, std::optional<int> num_ranks
 
 void check_dry_run(const config::InferenceConfig& config) {
   if (config.slurm) return write_script_of(config);
-  if (is_here(config.model.name)) nn::load_model_config(config.model.name);
+  if (is_here(config.model.name)) nn::load_model_config(config.model.name, config_overrides(config));
 }
 
 void check_dry_run(const config::EvalConfig& config) { check_evaluation(config); }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/log.hpp"
+#include "config/text_format.hpp"
 #include "engine/memory.hpp"
 #include "nn/decoder.hpp"
 #include "nn/peft.hpp"
@@ -46,6 +47,11 @@ std::int64_t default_block_size(DeviceKind device) { return device == DeviceKind
 std::int64_t largest_lora_rank(const config::InferenceConfig& config) {
   constexpr std::int64_t kSizes[] = {8, 16, 32, 64, 128, 256, 320, 512};
   return *std::ranges::lower_bound(kSizes, config.max_lora_rank.value_or(16));
+}
+
+nn::ConfigOverrides config_overrides(const config::InferenceConfig& config) {
+  const config::Value& rope = config.model.rope_scaling;
+  return {.rope_scaling = rope.is_null() ? std::string() : config::to_json(rope)};
 }
 
 std::int64_t context_length(const config::InferenceConfig& config, const nn::ModelConfig& model) {
@@ -112,7 +118,10 @@ EngineHost::EngineHost(const config::InferenceConfig& config, std::shared_ptr<De
       dtype_(compute_dtype(config.model.dtype, runtime_->device().kind)),
       adapter_dtype_(adapter_dtype(config.lora_dtype, dtype_, "lora_dtype")),
       port_(config.server.port) {
-  model_ = nn::load_model_config(folder_);
+  overrides_ = config_overrides(config);
+  model_ = nn::load_model_config(folder_, overrides_);
+  if (!overrides_.rope_scaling.empty())
+    log::info("positions are rotated by model.rope_scaling, not by config.json of the model; up to {} of them", model_.max_position);
   nn::check_shards(model_, config.parallel.tp);
   if (config.enable_return_routed_experts && model_.num_experts == 0)
     fail(ErrorCode::kInvalidArgument, "enable_return_routed_experts: the model {} has no experts", name_);
@@ -186,7 +195,8 @@ nn::BaseIdentity EngineHost::identity_of(const nn::WeightsPtr& weights) {
 
 void EngineHost::warn_of_other_base(const nn::StoredAdapter& adapter, const nn::PeftSource& source) const {
   if (adapter.base) return;
-  if (const std::string doubt = nn::doubt_of_base(adapter.config, model_, folder_, name_); !doubt.empty())
+  const nn::ModelConfig published = overrides_.rope_scaling.empty() ? model_ : nn::load_model_config(folder_);
+  if (const std::string doubt = nn::doubt_of_base(adapter.config, published, folder_, name_); !doubt.empty())
     log::warning("the adapter {}: {}", source.folder.string(), doubt);
 }
 
@@ -245,7 +255,7 @@ nn::WeightsPtr EngineHost::load(const std::filesystem::path& folder, PolicyVersi
   std::error_code ignored;
   if (previous != nullptr && std::filesystem::exists(folder / nn::kPeftConfig, ignored)) return with_adapter(folder, version, previous);
   if (const auto file = folder / "config.json"; previous != nullptr && std::filesystem::exists(file, ignored))
-    nn::check_same_model(model_, nn::load_model_config(folder), file);
+    nn::check_same_model(model_, nn::load_model_config(folder, overrides_), file);
   if (devices_.size() > 1) return nn::load_shared_weights(contexts(), model_, folder, dtype_, version, previous);
   return nn::load_weights(load_session_->context(), model_, folder, dtype_, version, previous);
 }

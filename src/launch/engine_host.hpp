@@ -22,6 +22,8 @@ namespace prl::launch {
 
 /// Default number of tokens per KV block: larger on a GPU, which copies longer contiguous runs efficiently.
 std::int64_t default_block_size(DeviceKind device);
+/// What the configuration puts in place of keys of the model's config.json.
+nn::ConfigOverrides config_overrides(const config::InferenceConfig& config);
 /// Longest prompt plus completion. Error{kInvalidArgument} if the model has fewer positions.
 std::int64_t context_length(const config::InferenceConfig& config, const nn::ModelConfig& model);
 /// Largest adapter rank that is served: vLLM's default, rounded up to the next of its supported sizes.
@@ -52,7 +54,7 @@ class EngineHost {
   const TextSetup& text() const noexcept { return text_; }
   const std::filesystem::path& folder() const noexcept { return folder_; }
   /// Reads a Hugging Face folder into weights for this engine; with `previous`, they must be of the same model. Any one thread at a time.
-  /// Errors of nn::load_weights and nn::check_same_model.
+  /// Errors of nn::load_weights and nn::check_same_model. model.rope_scaling holds for them as for the first.
   nn::WeightsPtr load(const std::filesystem::path& folder, PolicyVersion version, const nn::WeightsPtr& previous);
   /// Reads an adapter of PEFT's format for this engine. Any thread. Errors of nn::read_peft_adapter.
   engine::AdapterWeights load_adapter(const nn::PeftSource& source, std::int64_t max_rank);
@@ -87,6 +89,7 @@ class EngineHost {
   TextSetup text_;
   DType dtype_;
   DType adapter_dtype_;
+  nn::ConfigOverrides overrides_;
   nn::ModelConfig model_;
   std::optional<MemoryPlan> plan_;
   int port_;  ///< tells this engine from others on the machine

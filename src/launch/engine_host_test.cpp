@@ -3,8 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <boost/json.hpp>
+
 #include <cmath>
 
+#include "base/files.hpp"
 #include "comm/communicator.hpp"
 #include "launch/testing/tiny_engine.hpp"
 #include "nn/decoder.hpp"
@@ -53,6 +56,31 @@ TEST(EngineHost, LoadsOtherWeightsOfTheSameModelAndRefusesAnotherModel) {
   EXPECT_NE(after.probe_logprobs, before.probe_logprobs);
   EXPECT_THROW(host.load(deeper.folder, PolicyVersion{5}, weights), Error);
   host.engine().shutdown();
+}
+
+TEST(EngineHost, AnOverrideOfTheRotaryScalingIsAModelWhoseFileHasIt) {
+  const testing::TinyModel plain("plain", 1), scaled("scaled", 1), other("other", 2);
+  const std::filesystem::path file = scaled.folder / "config.json";
+  boost::json::object object = boost::json::parse(read_file(file)).as_object();
+  object["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 64}};
+  write_file_atomic(file, boost::json::serialize(object));
+  config::InferenceConfig config = plain.config();
+  config.model.rope_scaling = config::Value::table();
+  config.model.rope_scaling.set("rope_type", config::Value("yarn"));
+  config.model.rope_scaling.set("factor", config::Value(4.0));
+  config.model.rope_scaling.set("original_max_position_embeddings", config::Value(std::int64_t{64}));
+  const auto probes = [](EngineHost& host) { return host.engine().proof(std::chrono::seconds(60)).probe_logprobs; };
+  EngineHost own(plain.config(), make_cpu_runtime()), overridden(config, make_cpu_runtime()), written(scaled.config(), make_cpu_runtime());
+  EXPECT_EQ(probes(overridden), probes(written));
+  EXPECT_NE(probes(overridden), probes(own));
+  // Checkpoints of the model, as evaluations load them, are rotated in the same way.
+  const nn::WeightsPtr next = overridden.load(other.folder, PolicyVersion{1}, overridden.engine().weights());
+  EXPECT_EQ(next->config.yarn, written.engine().model_config().yarn);
+  EXPECT_THROW(written.load(other.folder, PolicyVersion{1}, written.engine().weights()), Error) << "without an override both must agree";
+  config.model.rope_scaling.set("original_max_position_embeddings", config::Value(std::int64_t{256}));
+  EngineHost longer(config, make_cpu_runtime());
+  EXPECT_EQ(longer.engine().options().max_model_len, 1024) << "4 times what the model was trained on";
+  for (EngineHost* host : {&own, &overridden, &written, &longer}) host->engine().shutdown();
 }
 
 using namespace std::chrono_literals;

@@ -215,6 +215,8 @@ int run_inference_group(const config::InferenceConfig& config, std::stop_token s
   auto client = std::make_shared<net::HttpClient>(io.executor(), client_options);
   router::FleetOptions fleet_options;
   fleet_options.router.max_waiting = static_cast<std::size_t>(config.server.max_queued_requests) * static_cast<std::size_t>(num_engines);
+  const auto* wanted = config.router ? std::get_if<config::VllmRouterConfig>(&*config.router) : nullptr;
+  if (wanted != nullptr && wanted->policy == config::RouterPolicy::kRoundRobin) fleet_options.router.spread = router::Spread::kTurns;
   auto fleet = std::make_shared<router::Fleet>(io.executor(), client, fleet_options);
   const std::string admin_key = config.server.admin_api_key.value_or(config.server.api_key.value_or(""));
   auto updater = std::make_shared<router::WeightUpdater>(fleet, client, router::WeightUpdaterOptions{.api_key = admin_key});

@@ -45,6 +45,17 @@ server::ApiOptions api_options(const config::InferenceConfig& config) {
   return options;
 }
 
+/// Weights that a trainer publishes while the server runs were trained with the rotary scaling of their own config.json.
+void refuse_other_rope(const config::InferenceConfig& config, const EngineHost& host, const server::WeightSource& source) {
+  if (config.model.rope_scaling.is_null() || (source.store.empty() && source.folder == host.folder())) return;
+  fail(ErrorCode::kInvalidArgument,
+       "{}: this server's model.rope_scaling is in place of the one that these weights were trained with, that of their config.json: it "
+       "would "
+       "sample from another model. Start the server without it, or set rope_scaling in config.json of the model folder, which trainers "
+       "read, too",
+       source.store.empty() ? source.folder.string() : source.store);
+}
+
 }  // namespace
 
 int run_inference_role(const config::InferenceConfig& config, std::stop_token stop) {
@@ -53,7 +64,8 @@ int run_inference_role(const config::InferenceConfig& config, std::stop_token st
   net::require_free_port(config.server.host, config.server.port);  // before the model is loaded, which may take minutes
   EngineHost host(config, make_runtime(config.compute));
   server::EngineBackend backend(host.engine(),
-                                [&host](const server::WeightSource& source, PolicyVersion version, const nn::WeightsPtr& previous) {
+                                [&](const server::WeightSource& source, PolicyVersion version, const nn::WeightsPtr& previous) {
+                                  refuse_other_rope(config, host, source);
                                   return source.store.empty() ? host.load(source.folder, version, previous)
                                                               : host.receive(source.store, version, previous, kTransferTimeout);
                                 });

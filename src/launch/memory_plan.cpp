@@ -16,6 +16,7 @@
 #include "launch/run_spans.hpp"
 #include "nn/adapter.hpp"
 #include "nn/decoder.hpp"
+#include "ops/delta_rule.hpp"
 #include "ops/lm_head.hpp"
 #include "trainer/memory.hpp"
 
@@ -191,6 +192,9 @@ MemoryPlan foretell_training(std::size_t available, const TrainingShape& shape, 
   const auto activations_with = [&](std::int64_t num_kept_logits) {
     return nn::activation_bytes(shape.model, compute, own_tokens, shape.policy.checkpointing, shape.policy.offload, num_kept_logits);
   };
+  if (const nn::LinearAttention& c = shape.model.linear; !c.layers.empty() && may_keep_logits)
+    plan.parts.emplace_back("states of gradients",
+                            ops::delta_rule_backward_bytes(compute, c.num_value_heads, c.key_dim, c.value_dim, own_tokens));
   nn::ActivationBytes activations = activations_with(0);
   if (const std::size_t taken = plan.total() + activations.device + shape.bytes_of_others;
       may_keep_logits && shape.step.cut.leaves_of_rank() == 1 && taken < usable(plan)) {

@@ -78,6 +78,20 @@ TEST_F(MemoryPlanTest, RanksOnGpusNeedRoomForWhatTheyGatherAndForTheirGroup) {
   EXPECT_EQ(foretell_training(kAvailable, {model, policy_, step_, kTokens}, false).part("group of ranks"), 0u) << "ranks on CPUs";
 }
 
+TEST_F(MemoryPlanTest, GradientsOfLinearAttentionTakeStatesOfEveryChunk) {
+  nn::ModelConfig model = nn::make_model_config({.family = "qwen3_5", .num_heads = 16, .num_kv_heads = 16, .head_dim = 128});
+  constexpr std::size_t kAvailable = std::size_t{64} << 30;
+  const auto states = [&](std::int64_t tokens, bool is_on_gpu = true) {
+    return foretell_training(kAvailable, {model, policy_, step_, tokens}, is_on_gpu).part("states of gradients");
+  };
+  // Of 8,192 tokens at least two states for each chunk, and two numbers for each token's values.
+  EXPECT_GE(states(8192), std::size_t{2} * (8192 / 64 * 16 * 128 * 128 + 8192 * 16 * 128) * sizeof(float));
+  EXPECT_NEAR(static_cast<double>(states(16384)) / static_cast<double>(states(8192)), 2.0, 0.01);
+  EXPECT_EQ(states(8192, false), 0u) << "on a CPU";
+  model.linear.layers.clear();
+  EXPECT_EQ(states(8192), 0u);
+}
+
 TEST_F(MemoryPlanTest, ATrainerThatSendsWeightsFromItsDeviceKeepsAFormerVersion) {
   const nn::ModelConfig model = nn::load_model_config(folder_);
   constexpr std::size_t kAvailable = std::size_t{64} << 30;

@@ -62,6 +62,7 @@ std::string trainer_listing(const config::TrainerConfig& config) {
   Listing out;
   out.add("device", static_cast<int>(runtime->device().kind)).add("model", policy.model).add("compute", static_cast<int>(policy.compute));
   out.add("threads", policy.num_threads).add("random_init", policy.random_init).add("num_layers", policy.num_layers);
+  out.add("routes", policy.balances_routes).add("replays", policy.replays_routes);
   out.add("seed", policy.seed).add("checkpointing", policy.checkpointing.freq).add("offload", policy.offload.link != nullptr);
   out.add("loss", run.step.loss.index()).add("optim", run.step.optim.index()).add("lr", trainer::base_lr(run.step.optim));
   out.add("scheduler", run.step.scheduler.index()).add("max_steps", run.step.max_steps).add("seq_len", run.seq_len);

@@ -102,7 +102,7 @@ void check_start(const config::SftConfig& config, std::optional<int> num_ranks) 
   if (!config.eval) return;
   for (const config::EvalEnvConfig& entry : config.eval->env) env::make_environment(env_spec(entry));
   check_text(config.model.name, TextOptions{}.renderer, config.inference->model.chat_template);
-  context_length(*config.inference, nn::load_model_config(model_folder(config.model.name)));
+  context_length(*config.inference, nn::load_model_config(model_folder(config.model.name), config_overrides(*config.inference)));
   if (std::holds_alternative<config::SftSingleNode>(config.deployment) && !rank_env().is_told)
     eval_devices(config, device_kind(config.compute) == DeviceKind::kCuda, num_visible_gpus());
 }

@@ -45,8 +45,10 @@ struct PerToken {
       of_experts = 3 * F + 3 * S + c.num_active_experts * H + c.num_experts +
                    2 * c.num_active_experts * 4 / static_cast<std::int64_t>(size_of(compute));
   }
-  /// Words of 4 bytes: logits of the experts, five of each active one, and the sum of their probabilities.
-  static std::int64_t routing(const ModelConfig& c) { return c.num_experts + 5 * c.num_active_experts + 1; }
+  /// Words of 4 bytes: logits of the experts, five of each active one, the sum of their probabilities, and the gate of those shared.
+  static std::int64_t routing(const ModelConfig& c) {
+    return c.num_experts + 5 * c.num_active_experts + 1 + (c.gates_shared_expert ? 1 : 0);
+  }
   std::int64_t layer() const { return norm + attn_proj + heads + mlp + kept; }
   std::int64_t dropped(const LayerParts& parts) const {
     return (parts.norm ? norm : 0) + (parts.attn_proj ? attn_proj : 0) + ((parts.norm && has_head_norms) || parts.attn_proj ? heads : 0) +
@@ -65,7 +67,9 @@ struct PerToken {
 ActivationBytes activation_bytes(const ModelConfig& config, DType compute, std::int64_t num_tokens,
                                  const ActivationCheckpointing& checkpointing, const ActivationOffload& offload,
                                  std::int64_t num_kept_logits) {
-  const PerToken dense(config, compute, false, false), sparse(config, compute, true, false), linear(config, compute, false, true);
+  // By whether a layer is sparse and whether it is linear.
+  const PerToken kinds[2][2] = {{PerToken(config, compute, false, false), PerToken(config, compute, false, true)},
+                                {PerToken(config, compute, true, false), PerToken(config, compute, true, true)}};
   const KeptActivations how{checkpointing};
   const bool is_whole = !checkpointing.parts.any();
   const auto num_layers = static_cast<std::size_t>(config.num_layers);
@@ -74,7 +78,7 @@ ActivationBytes activation_bytes(const ModelConfig& config, DType compute, std::
   std::int64_t on_host = 0, most_scratch = 0, remade = 0;
   for (std::size_t i = 0; i < num_layers; ++i) {
     const auto layer = static_cast<std::int64_t>(i);
-    const PerToken& t = config.is_linear(layer) ? linear : config.is_sparse(layer) ? sparse : dense;
+    const PerToken& t = kinds[config.is_sparse(layer) ? 1 : 0][config.is_linear(layer) ? 1 : 0];
     const bool is_checkpointed = how.is_checkpointed(static_cast<std::int64_t>(i));
     if (is_checkpointed) remade = std::max(remade, t.dropped(checkpointing.parts));
     // A layer that is computed again as a whole keeps its input, and makes everything else beside its gradients.

@@ -182,8 +182,7 @@ std::size_t KvCache::bytes_per_state(const ModelConfig& config, DType compute, D
 }
 
 std::size_t KvCache::bytes_per_block(const ModelConfig& config, DType compute, std::int64_t block_size) noexcept {
-  const std::int64_t num_layers = config.num_layers - static_cast<std::int64_t>(config.linear.layers.size());
-  return static_cast<std::size_t>(2 * num_layers * config.num_kv_heads * config.head_dim * block_size) * size_of(compute);
+  return static_cast<std::size_t>(2 * config.num_softmax_layers() * config.num_kv_heads * config.head_dim * block_size) * size_of(compute);
 }
 
 std::size_t KvCache::route_bytes_per_block(const ModelConfig& config, std::int64_t block_size) noexcept {

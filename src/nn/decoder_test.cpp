@@ -313,7 +313,8 @@ INSTANTIATE_TEST_SUITE_P(
                       ExactCase{"qwen3_window", DType::kF32}, ExactCase{"olmo3_window", DType::kBF16},
                       ExactCase{"qwen3_5_text", DType::kF32}, ExactCase{"qwen3_5_text", DType::kBF16},
                       ExactCase{"gpt_oss_window", DType::kF32}, ExactCase{"gpt_oss_window", DType::kBF16},
-                      ExactCase{"gpt_oss", DType::kBF16}),
+                      ExactCase{"gpt_oss", DType::kBF16}, ExactCase{"qwen3_5_moe_text", DType::kBF16}, ExactCase{"qwen3_next", DType::kF32},
+                      ExactCase{"qwen3_next", DType::kBF16}),
     [](const auto& test) {
       return test.param.family + (test.param.is_wide ? "_wide" : "") + (test.param.compute == DType::kF32 ? "_f32" : "_bf16");
     });
@@ -363,7 +364,7 @@ TEST_P(FamilyTest, GradientsAreThoseOfFiniteDifferences) {
 }
 INSTANTIATE_TEST_SUITE_P(Families, FamilyTest,
                          ::testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "smollm3", "mixtral", "olmo2", "phi3",
-                                           "qwen2_window", "qwen3_5_text", "gpt_oss", "gpt_oss_window"));
+                                           "qwen2_window", "qwen3_5_text", "gpt_oss", "gpt_oss_window", "qwen3_5_moe_text", "qwen3_next"));
 
 // Each sequence needs a state of the cache, be its step recorded or not.
 TEST(Decoder, RefusesSequencesWithoutStates) {

@@ -66,6 +66,7 @@ ModelConfig make_model_config(const InitModelOptions& o) {
                                  {"num_local_experts", o.num_experts},
                                  {"num_experts_per_tok", o.num_active_experts},
                                  {"moe_intermediate_size", o.expert_size},
+                                 {"shared_expert_intermediate_size", o.expert_size},
                                  {"norm_topk_prob", true},
                                  {"sliding_window", has_window ? boost::json::value(o.sliding_window) : nullptr},
                                  {"use_sliding_window", has_window},

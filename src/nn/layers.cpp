@@ -79,6 +79,20 @@ Stream project_onto(Frame& frame, const BoundModel& model, const Var& residual, 
   return {residual, autograd::linear(frame, x, w, memory.delta_TH, is_block_output)};
 }
 
+/// A parameter that is a vector, with its gradient.
+autograd::VectorParameter vector_of(const BoundModel& model, Block block, std::int64_t layer) {
+  return {model.weights.vector(block, layer).view(), model.gradient(block, layer)};
+}
+
+/// What the last product of the experts that every token passes reads, from the others'. `next` is that product's matrix.
+Var shared_hidden(Frame& frame, const BoundModel& model, std::int64_t layer, const Var& x, const ops::LinearWeight* next) {
+  const LinearParameter gate_up = model.linear(Block::kGateUp, layer, next);
+  if (model.weights.config.gates_shared_expert)
+    return autograd::gated_swiglu(frame, autograd::linear(frame, x, gate_up), x, vector_of(model, Block::kSharedExpertGate, layer));
+  return model.shared.group != nullptr ? autograd::swiglu(frame, autograd::linear(frame, x, gate_up))
+                                       : project(frame, x, gate_up, /*has_gate=*/true);
+}
+
 /// routed + the MLP of the experts that every token passes; written where `routed` is.
 Var add_shared_experts(Frame& frame, Frame& mlp, const BoundModel& model, std::int64_t layer, const Var& x, const Var& routed,
                        const LayerMemory& memory) {
@@ -87,11 +101,11 @@ Var add_shared_experts(Frame& frame, Frame& mlp, const BoundModel& model, std::i
     const Var kept{frame.take(routed.value.shape, routed.value.dtype)};
     frame.ctx.runtime->copy_within(kept.value.data, routed.value.data,
                                    static_cast<std::size_t>(routed.value.shape.num_elements()) * size_of(routed.value.dtype));
-    const Var hidden = autograd::swiglu(mlp, autograd::linear(mlp, x, model.linear(Block::kGateUp, layer, nullptr)));
+    const Var hidden = shared_hidden(mlp, model, layer, x, nullptr);
     const Var part = autograd::linear(mlp, model.whole(mlp, hidden), model.linear(Block::kDown, layer, nullptr));
     return autograd::add(frame, kept, model.whole(mlp, part), memory.delta_TH);
   }
-  const Var hidden = project(mlp, x, model.linear(Block::kGateUp, layer, &model.weights.matrix(Block::kDown, layer)), /*has_gate=*/true);
+  const Var hidden = shared_hidden(mlp, model, layer, x, &model.weights.matrix(Block::kDown, layer));
   const LinearParameter down = model.linear(Block::kDown, layer, nullptr);
   ops::LinearFusion fusion;
   fusion.residual_TN = routed.value;
@@ -244,11 +258,6 @@ std::shared_ptr<const autograd::LoraParameter> BoundModel::lora(Block block, std
 }
 
 namespace {
-
-/// A parameter that is a vector, with its gradient.
-autograd::VectorParameter vector_of(const BoundModel& model, Block block, std::int64_t layer) {
-  return {model.weights.vector(block, layer).view(), model.gradient(block, layer)};
-}
 
 /// What a layer of linear attention gives for its projections, before the product that ends it.
 Var linear_attention_of(Frame& frame, const BoundModel& model, std::int64_t i, const Var& projected, const AttentionIndex& index) {

@@ -104,7 +104,7 @@ void Masters::init_random(std::uint64_t seed, float std_dev) {
     const std::int64_t count = std::min(kRandomRun, parameter.num_elements() - run.first);
     std::vector<float> values(static_cast<std::size_t>(count));
     Rng rng(mix_seed(seed, run.tensor), static_cast<std::uint64_t>(run.first / kRandomRun));
-    if (parameter.is_matrix())
+    if (parameter.is_matrix() || parameter.block == Block::kSharedExpertGate)
       for (float& value : values) value = static_cast<float>(rng.next_normal()) * std_dev;
     else if (parameter.block == Block::kLinearConv)  // as torch draws a convolution's: uniform in 1 / sqrt(taps)
       for (float& value : values) value = static_cast<float>((2.0 * rng.next_double() - 1.0) / std::sqrt(parameter.num_taps));

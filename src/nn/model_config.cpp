@@ -1,6 +1,7 @@
 #include "nn/model_config.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <boost/json.hpp>
@@ -203,8 +204,7 @@ std::int64_t ModelConfig::window_of(std::int64_t layer) const noexcept {
 
 std::int64_t ModelConfig::attended_keys(std::int64_t length) const noexcept {
   const auto num_windowed = static_cast<std::int64_t>(windowed_layers.size());
-  const auto num_linear = static_cast<std::int64_t>(linear.layers.size());
-  return (num_layers - num_windowed - num_linear) * length + num_windowed * std::min(length, window);
+  return (num_softmax_layers() - num_windowed) * length + num_windowed * std::min(length, window);
 }
 
 std::int64_t ModelConfig::num_parameters() const { return count_parameters(*this).all; }
@@ -234,13 +234,57 @@ void take_text_config(const fs::path& path, json::value& value, ModelConfig& con
   log::info("{}: of the '{}' model the part for text is used; what is saved is a '{}' model", path.string(), type, (*family)->model_type);
 }
 
+/// A misspelt key would be overlooked in a file, as transformers does; here somebody has just written it.
+constexpr std::string_view kRopeKeys[] = {"rope_type",       "type",
+                                          "rope_theta",      "partial_rotary_factor",
+                                          "factor",          "original_max_position_embeddings",
+                                          "low_freq_factor", "high_freq_factor",
+                                          "beta_fast",       "beta_slow",
+                                          "truncate",        "mscale",
+                                          "mscale_all_dim",  "attention_factor",
+                                          "short_factor",    "long_factor"};
+
+/// Writes the override into the keys of the file.
+void replace_rope(const std::string& text, json::object& file) {
+  json::error_code error;
+  json::value parsed = json::parse(text, error);
+  if (error.failed() || !parsed.is_object()) fail(ErrorCode::kInvalidArgument, "rope_scaling: wanted an object, found {}", text);
+  json::object& rope = parsed.get_object();
+  for (const json::key_value_pair& entry : rope)
+    if (std::ranges::find(kRopeKeys, std::string_view(entry.key())) == std::ranges::end(kRopeKeys))
+      fail(ErrorCode::kInvalidArgument, "rope_scaling: no type of scaling has the key '{}'; there are {}", std::string_view(entry.key()),
+           fmt::join(kRopeKeys, ", "));
+  if (!rope.contains("rope_type") && !rope.contains("type"))
+    fail(ErrorCode::kInvalidArgument, "rope_scaling: wanted a 'rope_type', such as \"yarn\" or \"llama3\", found {}", text);
+  const auto table = [](const json::object* outer, const char* key) {
+    const json::value* found = outer != nullptr ? outer->if_contains(key) : nullptr;
+    return found != nullptr ? found->if_object() : nullptr;
+  };
+  const json::object* all = table(&file, "rope_parameters");
+  for (const json::object* was : {table(&file, "rope_scaling"), all, table(all, "full_attention")})
+    for (const char* key : {"rope_theta", "partial_rotary_factor"})
+      if (const json::value* kept = was != nullptr ? was->if_contains(key) : nullptr; kept != nullptr && !rope.contains(key))
+        rope[key] = *kept;
+  constexpr const char* kOriginal = "original_max_position_embeddings";
+  if (const json::value* original = rope.if_contains(kOriginal)) file[kOriginal] = *original;
+  file["rope_scaling"] = std::move(rope);
+}
+
+/// The positions that the scaling stretches the original ones to.
+std::int64_t stretched_positions(const ModelConfig& config) {
+  if (config.yarn) return static_cast<std::int64_t>(config.yarn->factor * static_cast<double>(config.yarn->original_max_position));
+  const RopeScaling& llama = config.rope_scaling;
+  return llama.enabled ? static_cast<std::int64_t>(llama.factor * static_cast<double>(llama.original_max_position)) : 0;
+}
+
 }  // namespace
 
-ModelConfig load_model_config(const fs::path& folder) {
+ModelConfig load_model_config(const fs::path& folder, const ConfigOverrides& overrides) {
   const fs::path path = folder / "config.json";
   ModelConfig config;
   json::value value = parse_json_file(path, config.raw_json);
   take_text_config(path, value, config);
+  if (!overrides.rope_scaling.empty()) replace_rope(overrides.rope_scaling, value.get_object());
   const ConfigReader reader(path.string(), value.get_object());
 
   config.model_type = reader.string("model_type", "");
@@ -255,7 +299,8 @@ ModelConfig load_model_config(const fs::path& folder) {
   constexpr std::int64_t kMax = std::int64_t{1} << 24;
   config.vocab_size = reader.integer("vocab_size", std::nullopt, 1, kMax);
   config.hidden_size = reader.integer("hidden_size", std::nullopt, 1, 1 << 20);
-  config.intermediate_size = reader.integer("intermediate_size", std::nullopt, 1, kMax);
+  config.intermediate_size =
+      reader.integer("intermediate_size", family.has_dense_mlps ? std::nullopt : std::optional<std::int64_t>(1), 1, kMax);
   config.num_layers = reader.integer("num_hidden_layers", std::nullopt, 1, 4096);
   config.num_heads = reader.integer("num_attention_heads", std::nullopt, 1, 4096);
   config.num_kv_heads =
@@ -267,6 +312,7 @@ ModelConfig load_model_config(const fs::path& folder) {
   config.torch_dtype = reader.string("dtype", reader.string("torch_dtype", "bfloat16"));
   reader.require_string("hidden_act", "silu", "silu");
   read_rope(reader, family, config);
+  if (!overrides.rope_scaling.empty()) config.max_position = std::max(config.max_position, stretched_positions(config));
   family.configure(reader, config);
 
   const std::vector<std::int32_t> bos = reader.ids("bos_token_id");

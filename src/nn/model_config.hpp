@@ -37,8 +37,9 @@ struct Yarn {
 
 /// How files hold the matrices of a layer's experts: "mlp.experts.0.gate_proj", up_proj and down_proj, or as Mixtral's do
 /// "block_sparse_moe.experts.0.w1", w3 and w2, or as GPT-OSS's do all experts' in one tensor "mlp.experts.gate_up_proj" and one
-/// "mlp.experts.down_proj" (expert_stacks.hpp), the outputs of gate and up taking turns.
-enum class ExpertNames : std::uint8_t { kProjections, kNumbered, kStacked };
+/// "mlp.experts.down_proj" (stored_layout.hpp), the outputs of gate and up taking turns, or as Qwen 3.5's do in two such tensors the
+/// matrices themselves, the outputs of gate before those of up.
+enum class ExpertNames : std::uint8_t { kProjections, kNumbered, kStacked, kStackedRows };
 
 /// The activation of experts whose gate and up take turns (GPT-OSS): see ops::ClampedGate.
 struct ClampedSwiglu {
@@ -51,6 +52,9 @@ struct LinearAttention {
   std::vector<std::int64_t> layers;  ///< ascending; empty: there are none
   std::int64_t num_key_heads = 0, num_value_heads = 0, key_dim = 0, value_dim = 0;
   std::int64_t num_taps = 0;  ///< of the convolution over time
+  /// Files have two matrices of projections, with the rows of one key head and its value heads after those of another, in place of four
+  /// (Qwen3-Next): see stored_rows().
+  bool fuses_projections = false;
   bool operator==(const LinearAttention&) const = default;
   std::int64_t value_width() const noexcept { return num_value_heads * value_dim; }
   /// Queries, keys and values, which the convolution treats one by one.
@@ -100,6 +104,7 @@ struct ModelConfig {
   std::int64_t num_active_experts = 0;     ///< of a token
   std::int64_t expert_size = 0;            ///< width of an expert; intermediate_size is that of the dense layers
   std::int64_t shared_expert_size = 0;     ///< width of the MLP that every token of a sparse layer passes beside its experts; 0: none
+  bool gates_shared_expert = false;        ///< its output is multiplied by a sigmoid, one number a token (Qwen3-Next)
   ExpertNames expert_names = ExpertNames::kProjections;
   std::optional<ClampedSwiglu> clamped_swiglu;  ///< of experts, in place of SwiGLU; router and experts have biases then (GPT-OSS)
   bool norm_topk_prob = false;                  ///< the active experts' probabilities are divided by their sum
@@ -121,6 +126,8 @@ struct ModelConfig {
   bool is_rotated(std::int64_t layer) const noexcept;
   /// Whether a layer has linear attention.
   bool is_linear(std::int64_t layer) const noexcept;
+  /// Layers that have keys and values in a cache: those without linear attention.
+  std::int64_t num_softmax_layers() const noexcept { return num_layers - static_cast<std::int64_t>(linear.layers.size()); }
   /// Keys that a query of a layer sees at most; 0: all.
   std::int64_t window_of(std::int64_t layer) const noexcept;
   bool is_windowed(std::int64_t layer) const noexcept { return window_of(layer) > 0; }
@@ -139,9 +146,18 @@ struct ModelConfig {
   double flops_per_token(std::int64_t seq_len) const;
 };
 
+/// What an engine puts in place of keys of config.json.
+struct ConfigOverrides {
+  /// A JSON object in place of "rope_scaling" and "rope_parameters"; empty: those of the file. A rope_theta and a partial_rotary_factor
+  /// that it does not have stay the file's, its original_max_position_embeddings is also that of the top level. max_position_embeddings
+  /// becomes `factor` times the original length where that is more.
+  std::string rope_scaling = {};
+};
+
 /// Reads <folder>/config.json. Error{kNotFound|kCorrupt|kNotImplemented} names the key and what was found: an unknown
 /// model_type, unknown types of layers, unknown rope types and quantised checkpoints are refused, never ignored.
-ModelConfig load_model_config(const std::filesystem::path& folder);
+/// Error{kInvalidArgument} naming a key of an override that no type of rotary scaling has.
+ModelConfig load_model_config(const std::filesystem::path& folder, const ConfigOverrides& overrides = {});
 /// config.json text for a model that init-model made.
 std::string to_config_json(const ModelConfig& config);
 /// config.json text for weights saved as `dtype`: raw_json with that one key changed, or to_config_json where there is none.

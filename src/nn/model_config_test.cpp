@@ -1,15 +1,12 @@
 #include "nn/model_config.hpp"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <unistd.h>
-
 #include <array>
 #include <cmath>
 #include <fstream>
 
 #include "base/error.hpp"
 #include "nn/init_model.hpp"
+#include "nn/model_config_test_fixture.hpp"
 #include "nn/models/family.hpp"
 #include "nn/same_model.hpp"
 
@@ -18,52 +15,6 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-constexpr const char* kSmolLM2 = R"({
-  "architectures": ["LlamaForCausalLM"], "attention_bias": false, "bos_token_id": 0, "eos_token_id": 0, "hidden_act": "silu",
-  "hidden_size": 576, "initializer_range": 0.04, "intermediate_size": 1536, "is_llama_config": true, "max_position_embeddings": 8192,
-  "mlp_bias": false, "model_type": "llama", "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3,
-  "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_interleaved": false, "rope_scaling": null, "rope_theta": 100000,
-  "tie_word_embeddings": true, "torch_dtype": "bfloat16", "use_cache": true, "vocab_size": 49152})";
-
-constexpr const char* kQwen3 = R"({
-  "architectures": ["Qwen3ForCausalLM"], "attention_bias": false, "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128,
-  "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 3072, "max_position_embeddings": 40960, "max_window_layers": 28,
-  "model_type": "qwen3", "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-06,
-  "rope_scaling": null, "rope_theta": 1000000, "sliding_window": null, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
-  "use_sliding_window": false, "vocab_size": 151936})";
-
-class ModelConfigTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    folder_ = fs::temp_directory_path() /
-              ("prl-config-" + std::to_string(::getpid()) + "-" + ::testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-  ModelConfig load(const std::string& text) {
-    std::ofstream(folder_ / "config.json", std::ios::trunc) << text;
-    return load_model_config(folder_);
-  }
-  /// `text` with `from` replaced by `to`.
-  static std::string edit(std::string text, const std::string& from, const std::string& to) {
-    const std::size_t at = text.find(from);
-    EXPECT_NE(at, std::string::npos) << from;
-    return text.replace(at, from.size(), to);
-  }
-  void expect_error(const std::string& text, ErrorCode code, const std::string& part) {
-    try {
-      load(text);
-      ADD_FAILURE() << "loaded; wanted an error with " << part;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), code) << error.what();
-      EXPECT_THAT(error.what(), HasSubstr(part));
-      EXPECT_THAT(error.what(), HasSubstr("config.json"));
-    }
-  }
-  fs::path folder_;
-};
 
 TEST_F(ModelConfigTest, ReadsPublishedConfigs) {
   const ModelConfig smol = load(kSmolLM2);
@@ -402,6 +353,7 @@ TEST_F(ModelConfigTest, Qwen35) {
   const std::int64_t H = 1024, linear = (6144 + 2048 + 32) * H + 6144 * 4 + 32 + 128 + 2048 * H,
                      full = (4096 + 2 * 512) * H + 2 * 256 + 2048 * H;
   EXPECT_EQ(config.num_parameters(), 248320 * H + H + 8 * (3 * 3584 * H + 2 * H) + 6 * linear + 2 * full);
+  EXPECT_EQ(config.num_softmax_layers(), 2);
   EXPECT_EQ(config.attended_keys(100), 200) << "of the layers of softmax attention";
   const std::string from = kQwen35;
   const std::size_t begin = from.find("\"layer_types\""), end = from.find("\"linear_conv_kernel_dim\"");
@@ -412,6 +364,62 @@ TEST_F(ModelConfigTest, Qwen35) {
                "linear_num_value_heads");
   expect_error(edit(kQwen35, "\"linear_key_head_dim\": 128", "\"linear_key_head_dim\": 100"), ErrorCode::kNotImplemented,
                "linear_key_head_dim");
+}
+
+// The sizes of Qwen3-Next-80B-A3B, and what of them Qwen3.5-35B-A3B has. The numbers of parameters are those of transformers' models.
+constexpr const char* kQwen3Next = R"({
+  "architectures": ["Qwen3NextForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "decoder_sparse_step": 1,
+  "eos_token_id": 151645, "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu", "hidden_size": 2048,
+  "intermediate_size": 5120, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+  "linear_num_value_heads": 32, "linear_value_head_dim": 128, "max_position_embeddings": 262144, "mlp_only_layers": [],
+  "model_type": "qwen3_next", "moe_intermediate_size": 512, "norm_topk_prob": true, "num_attention_heads": 16, "num_experts": 512,
+  "num_experts_per_tok": 10, "num_hidden_layers": 48, "num_key_value_heads": 2, "partial_rotary_factor": 0.25, "rms_norm_eps": 1e-06,
+  "rope_scaling": null, "rope_theta": 10000000, "shared_expert_intermediate_size": 512, "tie_word_embeddings": false,
+  "torch_dtype": "bfloat16", "use_cache": true, "vocab_size": 151936})";
+
+TEST_F(ModelConfigTest, Qwen3Next) {
+  const ModelConfig config = load(kQwen3Next);
+  EXPECT_EQ(config.num_parameters(), 79674391296);
+  EXPECT_EQ(config.num_softmax_layers(), 12);
+  EXPECT_TRUE(config.is_linear(0) && config.is_sparse(0) && config.is_sparse(47) && !config.is_linear(47));
+  EXPECT_TRUE(config.gates_shared_expert && config.linear.fuses_projections && config.norm_topk_prob && config.norms_add_one);
+  EXPECT_EQ(config.rotary_dim(), 64);
+  EXPECT_EQ(config.active_mlp_size(5), 11 * 512);
+  const std::int64_t H = 2048, linear = (8192 + 4096 + 64) * H + 4096 * H, full = (2 * 4096 + 2 * 512) * H + 4096 * H,
+                     experts = 512 * H + 11 * 3 * 512 * H + H;
+  EXPECT_EQ(config.num_active_parameters(), 36 * linear + 12 * full + 48 * experts + 151936 * H);
+  const ModelConfig dense = load(edit(kQwen3Next, "\"mlp_only_layers\": []", "\"mlp_only_layers\": [3]"));
+  EXPECT_FALSE(dense.is_sparse(3));
+  EXPECT_EQ(dense.active_mlp_size(3), 5120);
+  EXPECT_FALSE(load(edit(kQwen3Next, "\"norm_topk_prob\": true", "\"norm_topk_prob\": false")).norm_topk_prob);
+  expect_error(edit(kQwen3Next, "\"attention_dropout\": 0.0", "\"attention_dropout\": 0.5"), ErrorCode::kNotImplemented,
+               "attention_dropout");
+  expect_error(edit(kQwen3Next, "\"num_experts\": 512", "\"num_experts\": 8"), ErrorCode::kCorrupt, "num_experts_per_tok");
+  expect_error(edit(kQwen3Next, "\"shared_expert_intermediate_size\": 512", "\"shared_expert_intermediate_size\": 0"), ErrorCode::kCorrupt,
+               "shared_expert_intermediate_size");
+  expect_error(edit(kQwen3Next, "\"intermediate_size\": 5120,", ""), ErrorCode::kCorrupt, "intermediate_size");
+}
+
+TEST_F(ModelConfigTest, Qwen35WithExperts) {
+  const std::string text = R"({"attention_bias": false, "attn_output_gate": true, "eos_token_id": 248044, "full_attention_interval": 4,
+    "head_dim": 256, "hidden_act": "silu", "hidden_size": 2048, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128, "max_position_embeddings": 262144,
+    "mlp_only_layers": [], "model_type": "qwen3_5_moe_text", "moe_intermediate_size": 512, "mtp_num_hidden_layers": 1,
+    "num_attention_heads": 16, "num_experts": 256, "num_experts_per_tok": 8, "num_hidden_layers": 40, "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06, "shared_expert_intermediate_size": 512, "vocab_size": 248320, "rope_parameters": {"mrope_interleaved": true,
+    "mrope_section": [11, 11, 10], "rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25}})";
+  const std::string whole = R"({"architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe",
+    "tie_word_embeddings": false, "vision_config": {"depth": 27}, "text_config": )" +
+                            text + "}";
+  const ModelConfig config = load(whole);
+  EXPECT_EQ(config.model_type, "qwen3_5_moe_text");
+  EXPECT_EQ(config.num_parameters(), 34660610688);
+  EXPECT_EQ(config.num_softmax_layers(), 10);
+  EXPECT_EQ(config.active_mlp_size(0), 9 * 512);
+  EXPECT_TRUE(config.gates_shared_expert && !config.linear.fuses_projections && config.norm_topk_prob);
+  EXPECT_TRUE(config.dense_layers.empty());
+  EXPECT_EQ(load(saved_config_json(config, DType::kBF16)).num_parameters(), config.num_parameters());
+  expect_error(edit(text, "\"mlp_only_layers\": []", "\"mlp_only_layers\": [1]"), ErrorCode::kNotImplemented, "mlp_only_layers");
 }
 
 // As published: with a part for images beside it.
@@ -570,87 +578,6 @@ TEST_F(ModelConfigTest, Glm4Moe) {
   EXPECT_THAT(saved_config_json(config, DType::kBF16), HasSubstr("\"num_nextn_predict_layers\": 0"));
 }
 
-TEST_F(ModelConfigTest, RopeKeysOldAndNew) {
-  const std::string scaling =
-      R"({"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"})";
-  const ModelConfig old_style = load(edit(kSmolLM2, "\"rope_scaling\": null", "\"rope_scaling\": " + scaling));
-  EXPECT_TRUE(old_style.rope_scaling.enabled);
-  EXPECT_EQ(old_style.rope_scaling.factor, 32.0);
-  EXPECT_EQ(old_style.rope_theta, 100000.0);
-  const ModelConfig new_style = load(edit(kSmolLM2, "\"rope_scaling\": null, \"rope_theta\": 100000",
-                                          "\"rope_parameters\": {\"rope_theta\": 500000.0, " + scaling.substr(1)));
-  EXPECT_TRUE(new_style.rope_scaling.enabled);
-  EXPECT_EQ(new_style.rope_theta, 500000.0);
-  EXPECT_EQ(new_style.rope_scaling.original_max_position, 8192);
-  const ModelConfig plain = load(edit(kSmolLM2, "\"rope_scaling\": null, \"rope_theta\": 100000",
-                                      R"("rope_parameters": {"rope_theta": 7000, "rope_type": "default"})"));
-  EXPECT_FALSE(plain.rope_scaling.enabled);
-  EXPECT_EQ(plain.rope_theta, 7000.0);
-
-  expect_error(edit(kSmolLM2, "\"rope_scaling\": null", R"("rope_scaling": {"type": "dynamic", "factor": 4})"), ErrorCode::kNotImplemented,
-               "'rope_type' is 'dynamic'");
-  expect_error(edit(kSmolLM2, "\"rope_scaling\": null", R"("rope_scaling": {"rope_type": "llama3"})"), ErrorCode::kCorrupt, "factor");
-  expect_error(edit(kSmolLM2, "\"rope_scaling\": null", R"("rope_parameters": {"partial_rotary_factor": 0.5})"), ErrorCode::kNotImplemented,
-               "partial_rotary_factor");
-  expect_error(edit(kSmolLM2, "\"rope_scaling\": null", R"("partial_rotary_factor": 0.5)"), ErrorCode::kNotImplemented,
-               "partial_rotary_factor");
-}
-
-// The expected values are those of transformers 5.23: AutoConfig.from_pretrained, then standardize_rope_params as its models call it.
-TEST_F(ModelConfigTest, Yarn) {
-  const auto with = [](const std::string& keys) { return edit(kQwen3, "\"rope_scaling\": null", "\"rope_scaling\": {" + keys + "}"); };
-  const ModelConfig config = load(with(R"("rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768)"));
-  ASSERT_TRUE(config.yarn);
-  EXPECT_FALSE(config.rope_scaling.enabled);
-  EXPECT_EQ(config.yarn->original_max_position, 32768);
-  EXPECT_EQ(config.yarn->beta_fast, 32.0);
-  EXPECT_NEAR(config.yarn->attention_factor, 0.1 * std::log(4.0) + 1.0, 1e-12);
-  EXPECT_EQ(load(to_config_json(config)).yarn, config.yarn);
-  EXPECT_EQ(load(with(R"("type": "yarn", "factor": 4.0)")).yarn->original_max_position, 40960) << "max_position_embeddings";
-  const ModelConfig scaled = load(with(R"("type": "yarn", "factor": 40, "mscale": 0.5, "mscale_all_dim": 1.0, "truncate": false)"));
-  EXPECT_NEAR(scaled.yarn->attention_factor, (0.05 * std::log(40.0) + 1.0) / (0.1 * std::log(40.0) + 1.0), 1e-12);
-  EXPECT_FALSE(scaled.yarn->truncates);
-  expect_error(with(R"("type": "yarn", "factor": 0.5)"), ErrorCode::kCorrupt, "factor");
-}
-
-TEST_F(ModelConfigTest, RopeKeysSideBySideCountAsInTransformers) {
-  const std::string llama3 =
-      R"({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 512)";
-  const std::string no_length = R"({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0)";
-  const auto with = [&](const std::string& keys) { return edit(kSmolLM2, R"("rope_scaling": null, "rope_theta": 100000)", keys); };
-  struct Case {
-    std::string keys;
-    bool is_scaled;
-    double theta;
-    std::int64_t original;
-  };
-  const Case cases[] = {
-      {"\"rope_scaling\": " + llama3 + R"(, "rope_theta": 7e5}, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4})", true, 7e5,
-       512},
-      {"\"rope_scaling\": " + llama3 + R"(}, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "rope_theta": 5e5)", true, 5e5,
-       512},
-      {"\"rope_scaling\": " + llama3 + R"(}, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6})", true, 1e4, 512},
-      {R"("rope_scaling": {}, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6})", false, 1e6, 0},
-      {R"("rope_scaling": null, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6})", false, 1e6, 0},
-      {R"("rope_scaling": {"rope_type": "default"}, "rope_parameters": )" + llama3 + R"(, "rope_theta": 1e6})", false, 1e4, 0},
-      {"\"rope_parameters\": " + llama3 + R"(}, "rope_theta": 5e5)", true, 5e5, 512},
-      {"\"rope_parameters\": " + llama3 + R"(, "rope_theta": 1e6}, "original_max_position_embeddings": 1024)", true, 1e6, 1024},
-      {"\"rope_parameters\": " + no_length + R"(, "rope_theta": 1e6}, "original_max_position_embeddings": 1024)", true, 1e6, 1024},
-      {"\"rope_parameters\": " + no_length + R"(, "rope_theta": 1e6})", true, 1e6, 8192},
-  };
-  for (const Case& c : cases) {
-    const ModelConfig config = load(with(c.keys));
-    EXPECT_EQ(config.rope_scaling.enabled, c.is_scaled) << c.keys;
-    EXPECT_EQ(config.rope_theta, c.theta) << c.keys;
-    if (c.is_scaled) {
-      EXPECT_EQ(config.rope_scaling.original_max_position, c.original) << c.keys;
-    }
-  }
-  for (const char* key : {"rope_parameters", "rope_scaling"})
-    expect_error(with(std::string("\"") + key + "\": {\"full_attention\": " + llama3 + "}}"), ErrorCode::kNotImplemented,
-                 "'full_attention'");
-}
-
 TEST_F(ModelConfigTest, HeadSizesWithoutAKernelAreRefusedAtLoad) {
   for (const int size : {24, 40, 100, 33, 512})
     expect_error(edit(kQwen3, "\"head_dim\": 128", "\"head_dim\": " + std::to_string(size)), ErrorCode::kNotImplemented,
@@ -723,6 +650,9 @@ TEST_F(ModelConfigTest, WhatInitModelWritesReadsBack) {
     EXPECT_EQ(read.window_rope_theta, made.window_rope_theta);
     EXPECT_EQ(read.num_experts, made.num_experts);
     EXPECT_EQ(read.expert_size, made.expert_size);
+    EXPECT_EQ(read.shared_expert_size, made.shared_expert_size);
+    EXPECT_EQ(read.gates_shared_expert, made.gates_shared_expert);
+    EXPECT_EQ(read.linear, made.linear);
     EXPECT_THAT(read.eos_ids, ElementsAre(5));
   }
   InitModelOptions odd;

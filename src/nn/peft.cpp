@@ -14,6 +14,7 @@
 #include "nn/exact_parts.hpp"
 #include "nn/models/config_reader.hpp"
 #include "nn/same_model.hpp"
+#include "nn/stored_layout.hpp"
 #include "nn/stored_weights.hpp"
 #include "ops/hash.hpp"
 
@@ -320,7 +321,9 @@ StoredAdapterPtr read_peft_adapter(const ModelConfig& config, const PeftSource& 
     for (const TensorSpec& spec : stored->table->tensors_of(block)) {
       const StoredPair& pair = pairs.at(module_of(module_of(spec.name)));
       const auto count = static_cast<std::size_t>(spec.num_elements());
-      file.read_f32(is_lora_a(block.kind) ? *pair.a : *pair.b, 0, left.first(count));
+      const std::vector<RowRun> runs = is_lora_a(block.kind) ? std::vector<RowRun>() : stored_rows(config, spec.slot);
+      const io::SafetensorsRef ref{&file, is_lora_a(block.kind) ? pair.a : pair.b};
+      (runs.empty() ? StoredTensor(ref) : StoredTensor::reordered(ref, runs, spec.shape[1])).read_f32(0, left.first(count));
       left = left.subspan(count);
     }
   }

@@ -12,6 +12,7 @@
 #include "nn/exact_parts.hpp"
 #include "nn/models/config_reader.hpp"
 #include "nn/peft.hpp"
+#include "nn/stored_layout.hpp"
 
 namespace prl::nn {
 namespace fs = std::filesystem;
@@ -154,13 +155,15 @@ std::vector<WeightSource> peft_sources(const Weights& weights, const TensorTable
       const ops::LoraPart& part = *found.part;
       sources.push_back(source_of(name + ".lora_A.weight", {part.rank, found.weight->a->num_inputs()},
                                   std::make_shared<std::vector<float>>(unpacked(*found.weight->a, part.first_rank, part.rank))));
-      sources.push_back(source_of(name + ".lora_B.weight", {part.num_outputs, part.rank},
-                                  std::make_shared<std::vector<float>>(unpacked(*part.b, 0, part.num_outputs))));
+      sources.push_back(reordered_source(source_of(name + ".lora_B.weight", {part.num_outputs, part.rank},
+                                                   std::make_shared<std::vector<float>>(unpacked(*part.b, 0, part.num_outputs))),
+                                         stored_rows(weights.config, spec.slot)));
     }
     if (!saved.contains(spec.name)) continue;
     auto values = std::make_shared<std::vector<float>>(static_cast<std::size_t>(spec.num_elements()));
     read_base(weights, spec, weights.table->find(spec.block, spec.layer, spec.expert), 0, *values);
-    sources.push_back(source_of(std::string(kPeftPrefix) + spec.name, spec.shape, values));
+    sources.push_back(reordered_source(source_of(std::string(kPeftPrefix) + spec.name, spec.stored_shape(), values),
+                                       stored_rows(weights.config, spec.slot)));
   }
   return sources;
 }

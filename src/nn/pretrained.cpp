@@ -12,9 +12,10 @@
 #include "io/finite.hpp"
 #include "io/safetensors.hpp"
 #include "nn/exact_parts.hpp"
-#include "nn/expert_stacks.hpp"
 #include "nn/models/config_reader.hpp"
+#include "nn/models/family.hpp"
 #include "nn/parameters.hpp"
+#include "nn/stored_layout.hpp"
 #include "nn/stored_weights.hpp"
 #include "nn/weight_files.hpp"
 
@@ -127,7 +128,7 @@ void save_model_folder(const ModelConfig& config, std::span<const WeightSource> 
                        const Companions& companions, std::uint64_t max_shard_bytes) {
   check_there(companions);
   make_model_folder(folder, [&](const fs::path& temporary) {
-    write_weight_files(temporary, stack_experts(config, {sources.begin(), sources.end()}),
+    write_weight_files(temporary, stored_sources(config, {sources.begin(), sources.end()}),
                        {.dtype = dtype, .max_shard_bytes = max_shard_bytes, .stem = "model", .progress = {}});
     write_model_extras(config, temporary, dtype, companions);
   });
@@ -166,19 +167,20 @@ constexpr std::string_view kTextPrefix = "model.language_model.";
 /// Names as files have them: those of the table, or with kTextPrefix in place of "model.".
 class StoredNames {
  public:
-  explicit StoredNames(const io::SafetensorsFolder& files)
-      : has_prefix_(files.find(std::string(kTextPrefix) + checkpoint_name(Slot::kEmbedding).substr(kModel.size())).entry != nullptr) {}
+  StoredNames(const io::SafetensorsFolder& files, const ModelConfig& config)
+      : drops_mtp_(find_family(config.model_type, files.path().string()).drops_mtp),
+        has_prefix_(files.find(std::string(kTextPrefix) + checkpoint_name(Slot::kEmbedding).substr(kModel.size())).entry != nullptr) {}
   std::string of(std::string_view name) const {
     return has_prefix_ && name.starts_with(kModel) ? std::string(kTextPrefix).append(name.substr(kModel.size())) : std::string(name);
   }
   /// Of other parts than that for text: of images, and of layers that predict several tokens.
   bool is_of_other_part(std::string_view name) const {
-    return has_prefix_ && (name.starts_with("model.visual.") || name.starts_with("mtp."));
+    return (has_prefix_ && name.starts_with("model.visual.")) || (drops_mtp_ && name.starts_with("mtp."));
   }
 
  private:
   static constexpr std::string_view kModel = "model.";
-  bool has_prefix_;
+  bool drops_mtp_, has_prefix_;
 };
 
 bool is_of_skipped_layer(std::string_view name, const ModelConfig& config) {
@@ -220,6 +222,14 @@ struct Matcher {
                                find_bytes(stack + "_scales", {experts, rows, cols / kMxfp4Block}), spec.expert, rows, cols);
   }
 
+  /// The rows of an expert's matrix in `stack`.
+  StoredTensor rows_of_expert(const TensorSpec& spec, const std::string& stack) const {
+    const std::int64_t matrices = spec.slot == Slot::kExpertDown ? 1 : 2, which = spec.slot == Slot::kExpertUp ? 1 : 0;
+    const std::int64_t rows = spec.shape[0], cols = spec.shape[1];
+    return StoredTensor::part(find(stack, {config.num_experts, matrices * rows, cols}), (spec.expert * matrices + which) * rows * cols,
+                              rows * cols);
+  }
+
  private:
   io::SafetensorsRef find_shaped(const std::string& name, const std::vector<std::int64_t>& wanted) const {
     known.insert(name);
@@ -239,17 +249,24 @@ std::vector<StoredTensor> match_stored_weights(const io::SafetensorsFolder& file
   std::vector<StoredTensor> found;
   std::set<std::string, std::less<>> known;
   const Matcher matcher{files, config, known};
-  const StoredNames names(files);
+  const StoredNames names(files, config);
   for (const TensorSpec& weight : table.tensors()) {
-    const std::string stack = stack_name(weight);
-    if (!stack.empty()) {
+    const std::string stack = names.of(stack_name(weight, config.expert_names));
+    if (config.expert_names == ExpertNames::kStacked && !stack.empty()) {
       found.push_back(matcher.expert_of(weight, stack));
+      continue;
+    }
+    // Where there is none, files have experts one by one, as transformers writes them.
+    if (!stack.empty() && files.find(stack).entry != nullptr) {
+      found.push_back(matcher.rows_of_expert(weight, stack));
       continue;
     }
     const Shape wanted = weight.stored_shape();
     std::vector<std::int64_t> shape;
     for (int d = 0; d < wanted.num_dims(); ++d) shape.push_back(wanted[d]);
-    found.emplace_back(matcher.find(names.of(weight.name), shape));
+    const io::SafetensorsRef ref = matcher.find(names.of(weight.name), shape);
+    const std::vector<RowRun> runs = stored_rows(config, weight.slot);
+    found.push_back(runs.empty() ? StoredTensor(ref) : StoredTensor::reordered(ref, runs, shape.back()));
   }
   if (config.tie_word_embeddings) check_tied_head(files, names.of(checkpoint_name(Slot::kEmbedding)));
   const std::string head = checkpoint_name(Slot::kLmHead);

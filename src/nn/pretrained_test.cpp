@@ -136,7 +136,8 @@ TEST_P(PretrainedTest, ChecksumSeesEveryTensor) {
 
 INSTANTIATE_TEST_SUITE_P(Families, PretrainedTest,
                          ::testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "mistral", "smollm3", "mixtral", "olmo2",
-                                           "phi3", "qwen3_window", "olmo3_window", "qwen3_5_text", "gpt_oss", "gpt_oss_window"),
+                                           "phi3", "qwen3_window", "olmo3_window", "qwen3_5_text", "gpt_oss", "gpt_oss_window",
+                                           "qwen3_5_moe_text", "qwen3_next"),
                          [](const auto& test) { return test.param; });
 
 class GoldenModelTest : public ::testing::TestWithParam<std::string> {};
@@ -163,18 +164,22 @@ TEST_P(GoldenModelTest, SavingKeepsEveryByteOfTensorsConfigAndTokenizer) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, GoldenModelTest, ::testing::Values("qwen2_tied", "mixtral", "olmo2", "phi3", "qwen3_5", "gpt_oss"),
+INSTANTIATE_TEST_SUITE_P(Models, GoldenModelTest,
+                         ::testing::Values("qwen2_tied", "mixtral", "olmo2", "phi3", "qwen3_5", "gpt_oss", "qwen3_5_moe", "qwen3_next"),
                          [](const auto& test) { return test.param; });
 
 // Published files of Qwen 3.5 have other names and hold a part for images.
-TEST(Pretrained, ThePartForTextIsReadFromFilesOfAModelForImages) {
+class MultimodalTest : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(MultimodalTest, ThePartForTextIsReadFromFilesOfAModelForImages) {
   const prl::testing::TempFolder temporary;
-  const fs::path source = golden_models() / "qwen3_5";
+  const fs::path source = golden_models() / GetParam();
   const io::SafetensorsFile file = io::SafetensorsFile::open(source / "model.safetensors");
   const auto write = [&](const std::string& other) {
     std::vector<io::SafetensorsWriter::Spec> specs;
     for (const io::SafetensorsEntry& entry : file.entries())
-      specs.push_back({"model.language_model." + entry.name.substr(std::string("model.").size()), entry.type, entry.shape});
+      specs.push_back(
+          {entry.name.starts_with("model.") ? "model.language_model." + entry.name.substr(6) : entry.name, entry.type, entry.shape});
     specs.push_back({other, io::StoredType::kBF16, {2}});
     io::SafetensorsWriter writer(temporary.path() / "model.safetensors", specs, {{"format", "pt"}});
     for (const io::SafetensorsEntry& entry : file.entries()) writer.append(file.bytes(entry));
@@ -182,8 +187,8 @@ TEST(Pretrained, ThePartForTextIsReadFromFilesOfAModelForImages) {
     writer.finish();
   };
   std::ofstream(temporary.path() / "config.json")
-      << R"({"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"], "vision_config": {}, "text_config": )"
-      << read_file(source / "config.json") << "}";
+      << R"({"model_type": ")" << GetParam() << R"(", "architectures": ["Qwen3_5)" << (GetParam() == "qwen3_5" ? "" : "Moe")
+      << R"(ForConditionalGeneration"], "vision_config": {}, "text_config": )" << read_file(source / "config.json") << "}";
   Parameters wanted(make_cpu_runtime(), load_model_config(source)), found(make_cpu_runtime(), load_model_config(temporary.path()));
   load_parameters(wanted, source);
   for (const char* other : {"model.visual.blocks.0.attn.qkv.bias", "mtp.fc.weight"}) {
@@ -196,6 +201,8 @@ TEST(Pretrained, ThePartForTextIsReadFromFilesOfAModelForImages) {
   write("model.language_model.layers.9.extra");
   expect_error([&] { load_parameters(found, temporary.path()); }, ErrorCode::kCorrupt, "layers.9.extra");
 }
+
+INSTANTIATE_TEST_SUITE_P(Models, MultimodalTest, ::testing::Values("qwen3_5", "qwen3_5_moe"), [](const auto& test) { return test.param; });
 
 /// Of experts in MXFP4 the numbers that transformers makes of blocks and scales, in fp32 masters and in bfloat16, and saved as such.
 TEST(Pretrained, ExpertsInMxfp4AreReadAsWhatTheyStandFor) {

@@ -23,6 +23,7 @@ void check_same_model(const ModelConfig& wanted, const ModelConfig& found, const
     fail(ErrorCode::kInvalidArgument, "{} is of another model: of its layers [{}] have no experts, of this one's [{}]", where.string(),
          fmt::join(found.dense_layers, ", "), fmt::join(wanted.dense_layers, ", "));
   check("width of the shared experts", wanted.shared_expert_size, found.shared_expert_size);
+  check("gate of the shared expert", wanted.gates_shared_expert, found.gates_shared_expert);
   check("norm_topk_prob", wanted.norm_topk_prob, found.norm_topk_prob);
   check("n_group", wanted.num_expert_groups, found.num_expert_groups);
   check("topk_group", wanted.num_active_groups, found.num_active_groups);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "io/finite.hpp"
+#include "nn/stored_layout.hpp"
 
 namespace prl::nn {
 namespace {
@@ -20,12 +21,34 @@ constexpr int kNoScale = 255;
 
 }  // namespace
 
+StoredTensor StoredTensor::part(io::SafetensorsRef ref, std::int64_t first, std::int64_t count) {
+  StoredTensor out(ref);
+  out.begin_ = first;
+  out.count_ = count;
+  return out;
+}
+
+StoredTensor StoredTensor::reordered(io::SafetensorsRef ref, const std::vector<RowRun>& runs, std::int64_t cols) {
+  StoredTensor out(ref);
+  out.layout_ = Layout::kReordered;
+  out.cols_ = cols;
+  std::vector<Run> by_row;
+  for (const RowRun& run : runs) {
+    by_row.push_back({run.first, run.count, out.rows_});
+    out.rows_ += run.count;
+  }
+  std::ranges::sort(by_row, {}, &Run::first);
+  out.runs_ = std::make_shared<const std::vector<Run>>(std::move(by_row));
+  return out;
+}
+
 StoredTensor StoredTensor::transposed(io::SafetensorsRef ref, std::int64_t expert, std::int64_t rows, std::int64_t cols) {
   StoredTensor out(ref);
   out.layout_ = Layout::kTransposed;
   out.expert_ = expert;
   out.rows_ = rows;
   out.cols_ = cols;
+  out.count_ = rows * cols;
   return out;
 }
 
@@ -40,7 +63,20 @@ StoredTensor StoredTensor::mxfp4(io::SafetensorsRef blocks, io::SafetensorsRef s
 void StoredTensor::read_f32(std::int64_t first, std::span<float> out) const {
   if (layout_ == Layout::kTransposed) return read_transposed(first, out);
   if (layout_ == Layout::kMxfp4) return read_mxfp4(first, out);
-  ref_.file->read_f32(*ref_.entry, first, out);
+  if (layout_ == Layout::kReordered) return read_reordered(first, out);
+  ref_.file->read_f32(*ref_.entry, begin_ + first, out);
+}
+
+void StoredTensor::read_reordered(std::int64_t first, std::span<float> out) const {
+  if (out.empty()) return;
+  auto run = std::ranges::upper_bound(*runs_, first / cols_, {}, &Run::first) - 1;
+  for (; !out.empty(); ++run) {
+    const std::int64_t within = first - run->first * cols_;
+    const auto count = std::min(out.size(), static_cast<std::size_t>(run->count * cols_ - within));
+    ref_.file->read_f32(*ref_.entry, run->in_file * cols_ + within, out.first(count));
+    first += static_cast<std::int64_t>(count);
+    out = out.subspan(count);
+  }
 }
 
 void StoredTensor::read_transposed(std::int64_t first, std::span<float> out) const {
@@ -74,7 +110,10 @@ void StoredTensor::read_mxfp4(std::int64_t first, std::span<float> out) const {
 }
 
 std::int64_t StoredTensor::find_not_finite(std::int64_t first, std::int64_t count, DType as) const {
-  if (is_plain()) return io::find_not_finite(*ref_.file, *ref_.entry, first, count, as);
+  if (is_plain()) {
+    const std::int64_t at = io::find_not_finite(*ref_.file, *ref_.entry, begin_ + first, count, as);
+    return at < 0 ? at : at - begin_;
+  }
   std::vector<float> values(static_cast<std::size_t>(count));
   read_f32(first, values);
   const std::int64_t found = io::find_not_finite(std::as_bytes(std::span(values)).data(), io::StoredType::kF32, count, as);

@@ -3,25 +3,33 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "io/safetensors.hpp"
 #include "tensor/dtype.hpp"
 
 namespace prl::nn {
+struct RowRun;
 
 /// Elements of a block of MXFP4 (Open Compute Project, "OCP Microscaling Formats", 2023): 4-bit numbers (E2M1), two to a byte, the lower
 /// half first, times a power of two that all have in common.
 inline constexpr std::int64_t kMxfp4Block = 32;
 
-/// A tensor of a model where a folder holds it: as it is, or as one expert's part of a tensor of all. Borrows the folder's files.
+/// A tensor of a model where a folder holds it: as it is, with rows in another order, or as one expert's part of a tensor of all. Borrows
+/// the folder's files.
 class StoredTensor {
  public:
   StoredTensor() = default;
   /// As it is.
-  explicit StoredTensor(io::SafetensorsRef ref) : ref_(ref) {}
+  explicit StoredTensor(io::SafetensorsRef ref) : ref_(ref), count_(ref.entry->num_elements()) {}
+  /// `count` elements from `first` on.
+  static StoredTensor part(io::SafetensorsRef ref, std::int64_t first, std::int64_t count);
+  /// A matrix [rows, cols] whose rows `ref` has in the order of `runs`: see stored_rows().
+  static StoredTensor reordered(io::SafetensorsRef ref, const std::vector<RowRun>& runs, std::int64_t cols);
   /// The matrix [rows, cols] of an expert, of which `ref` [E, cols, rows] holds the transpose.
   static StoredTensor transposed(io::SafetensorsRef ref, std::int64_t expert, std::int64_t rows, std::int64_t cols);
   /// The matrix [rows, cols] of an expert in MXFP4: blocks [E, rows, cols / 32, 16] and their exponents plus 127 [E, rows, cols / 32].
@@ -35,10 +43,13 @@ class StoredTensor {
   /// Of the file's tensor.
   const std::string& name() const noexcept { return ref_.entry->name; }
   const std::filesystem::path& path() const noexcept { return ref_.file->path(); }
-  std::int64_t num_elements() const noexcept { return is_plain() ? ref_.entry->num_elements() : rows_ * cols_; }
+  std::int64_t num_elements() const noexcept { return count_; }
 
   /// Of a plain one; see io::SafetensorsFile::bytes().
-  std::span<const std::byte> bytes() const noexcept { return ref_.file->bytes(*ref_.entry); }
+  std::span<const std::byte> bytes() const noexcept {
+    const std::size_t size = io::size_of(type());
+    return ref_.file->bytes(*ref_.entry).subspan(static_cast<std::size_t>(begin_) * size, static_cast<std::size_t>(count_) * size);
+  }
   /// Elements [first, first + out.size()) as fp32. Error{kCorrupt} as io::SafetensorsFile::read_f32().
   void read_f32(std::int64_t first, std::span<float> out) const;
   /// See io::find_not_finite().
@@ -46,13 +57,20 @@ class StoredTensor {
   void check_whole() const;
 
  private:
-  enum class Layout : std::uint8_t { kPlain, kTransposed, kMxfp4 };
+  enum class Layout : std::uint8_t { kPlain, kReordered, kTransposed, kMxfp4 };
+  /// Rows of a matrix that lie together in the file, too.
+  struct Run {
+    std::int64_t first = 0, count = 0, in_file = 0;
+  };
+  void read_reordered(std::int64_t first, std::span<float> out) const;
   void read_transposed(std::int64_t first, std::span<float> out) const;
   void read_mxfp4(std::int64_t first, std::span<float> out) const;
 
   io::SafetensorsRef ref_, scales_;
   Layout layout_ = Layout::kPlain;
+  std::int64_t begin_ = 0, count_ = 0;  ///< begin_: of a plain one, in the file's tensor
   std::int64_t expert_ = 0, rows_ = 0, cols_ = 0;
+  std::shared_ptr<const std::vector<Run>> runs_;  ///< by `first`
 };
 
 }  // namespace prl::nn

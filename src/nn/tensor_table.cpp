@@ -15,6 +15,8 @@ namespace when {
 bool always(const ModelConfig&, std::int64_t) { return true; }
 bool softmax(const ModelConfig& c, std::int64_t layer) { return !c.is_linear(layer); }
 bool linear(const ModelConfig& c, std::int64_t layer) { return c.is_linear(layer); }
+bool linear_split(const ModelConfig& c, std::int64_t layer) { return c.is_linear(layer) && !c.linear.fuses_projections; }
+bool linear_fused(const ModelConfig& c, std::int64_t layer) { return c.is_linear(layer) && c.linear.fuses_projections; }
 bool attention_bias(const ModelConfig& c, std::int64_t) { return c.attention_bias; }
 bool out_bias(const ModelConfig& c, std::int64_t) { return c.attention_out_bias; }
 bool head_norms(const ModelConfig& c, std::int64_t layer) { return c.qk_norm && !c.is_linear(layer); }
@@ -32,6 +34,7 @@ bool expert_bias(const ModelConfig& c, std::int64_t layer) { return c.is_sparse(
 bool sinks(const ModelConfig& c, std::int64_t) { return c.attention_sinks; }
 bool score_router(const ModelConfig& c, std::int64_t layer) { return c.has_score_router && c.is_sparse(layer); }
 bool shared(const ModelConfig& c, std::int64_t layer) { return c.shared_expert_size > 0 && c.is_sparse(layer); }
+bool shared_gate(const ModelConfig& c, std::int64_t layer) { return c.gates_shared_expert && shared(c, layer); }
 }  // namespace when
 
 namespace shape {
@@ -67,6 +70,8 @@ Shape value_heads_by_hidden(const ModelConfig& c) { return {c.linear.num_value_h
 Shape taps(const ModelConfig& c) { return {c.linear.num_channels() * c.linear.num_taps}; }
 Shape value_heads(const ModelConfig& c) { return {c.linear.num_value_heads}; }
 Shape value_dim(const ModelConfig& c) { return {c.linear.value_dim}; }
+Shape qkvz_by_hidden(const ModelConfig& c) { return {c.linear.num_channels() + c.linear.value_width(), c.hidden_size}; }
+Shape gates_by_hidden(const ModelConfig& c) { return {2 * c.linear.num_value_heads, c.hidden_size}; }
 Shape hidden_by_value(const ModelConfig& c) { return {c.hidden_size, c.linear.value_width()}; }
 }  // namespace shape
 
@@ -121,10 +126,13 @@ constexpr std::array kRowsOfTable{
     Row{S::kSharedGate, B::kGateUp, kInLayer, "mlp.shared_experts.gate_proj.weight", "ffn_gate_shexp.weight", shape::shared_by_hidden, when::shared, kShared},
     Row{S::kSharedUp, B::kGateUp, kInLayer, "mlp.shared_experts.up_proj.weight", "ffn_up_shexp.weight", shape::shared_by_hidden, when::shared, kShared},
     Row{S::kSharedDown, B::kDown, kInLayer, "mlp.shared_experts.down_proj.weight", "ffn_down_shexp.weight", shape::hidden_by_shared, when::shared, kShared},
-    Row{S::kLinearQkv, B::kQkv, kInLayer, "linear_attn.in_proj_qkv.weight", "attn_qkv.weight", shape::channels_by_hidden, when::linear, kShared},
-    Row{S::kLinearZ, B::kQkv, kInLayer, "linear_attn.in_proj_z.weight", "attn_gate.weight", shape::value_by_hidden, when::linear, kShared},
-    Row{S::kLinearB, B::kQkv, kInLayer, "linear_attn.in_proj_b.weight", "ssm_beta.weight", shape::value_heads_by_hidden, when::linear, kShared},
-    Row{S::kLinearA, B::kQkv, kInLayer, "linear_attn.in_proj_a.weight", "ssm_alpha.weight", shape::value_heads_by_hidden, when::linear, kShared},
+    Row{S::kSharedExpertGate, B::kSharedExpertGate, kInLayer, "mlp.shared_expert_gate.weight", "ffn_gate_inp_shexp.weight", shape::hidden, when::shared_gate, kReplicated},
+    Row{S::kLinearQkv, B::kQkv, kInLayer, "linear_attn.in_proj_qkv.weight", "attn_qkv.weight", shape::channels_by_hidden, when::linear_split, kShared},
+    Row{S::kLinearZ, B::kQkv, kInLayer, "linear_attn.in_proj_z.weight", "attn_gate.weight", shape::value_by_hidden, when::linear_split, kShared},
+    Row{S::kLinearB, B::kQkv, kInLayer, "linear_attn.in_proj_b.weight", "ssm_beta.weight", shape::value_heads_by_hidden, when::linear_split, kShared},
+    Row{S::kLinearA, B::kQkv, kInLayer, "linear_attn.in_proj_a.weight", "ssm_alpha.weight", shape::value_heads_by_hidden, when::linear_split, kShared},
+    Row{S::kLinearQkvz, B::kQkv, kInLayer, "linear_attn.in_proj_qkvz.weight", "ssm_in.weight", shape::qkvz_by_hidden, when::linear_fused, kShared},
+    Row{S::kLinearBa, B::kQkv, kInLayer, "linear_attn.in_proj_ba.weight", "ssm_beta_alpha.weight", shape::gates_by_hidden, when::linear_fused, kShared},
     Row{S::kLinearConv, B::kLinearConv, kInLayer, "linear_attn.conv1d.weight", "ssm_conv1d.weight", shape::taps, when::linear, kReplicated},
     Row{S::kDecayRate, B::kDecayRate, kInLayer, "linear_attn.A_log", "ssm_a", shape::value_heads, when::linear, kReplicated},
     Row{S::kDecayBias, B::kDecayBias, kInLayer, "linear_attn.dt_bias", "ssm_dt.bias", shape::value_heads, when::linear, kReplicated},
@@ -154,6 +162,27 @@ const char* numbered_name(Slot slot) {
     case S::kExpertDown: return "w2.weight";
     default: return nullptr;
   }
+}
+
+/// Of models whose one shared expert has a gate, behind the layer; nullptr for other tensors.
+const char* gated_shared_name(Slot slot) {
+  switch (slot) {
+    case S::kSharedGate: return "mlp.shared_expert.gate_proj.weight";
+    case S::kSharedUp: return "mlp.shared_expert.up_proj.weight";
+    case S::kSharedDown: return "mlp.shared_expert.down_proj.weight";
+    default: return nullptr;
+  }
+}
+
+std::string name_in(const ModelConfig& config, Slot slot, std::int64_t layer, std::int64_t expert) {
+  const char* gated = config.gates_shared_expert ? gated_shared_name(slot) : nullptr;
+  return gated != nullptr ? fmt::format("model.layers.{}.{}", layer, gated) : checkpoint_name(slot, layer, expert, config.expert_names);
+}
+
+/// Rows that a vector has as a matrix in files; 0: it is a vector there, too.
+std::int64_t stored_rows_of_vector(const ModelConfig& config, Slot slot) {
+  if (slot == S::kSharedExpertGate) return 1;
+  return slot == S::kExpertPairsBias || slot == S::kStackedDownBias ? config.num_experts : 0;
 }
 
 /// Elements that a block of `num_elements` takes in the array of masters.
@@ -219,8 +248,10 @@ std::optional<Block> lora_b_of(Slot slot) noexcept {
     case Slot::kSharedUp:
     case Slot::kExpertUp: return Block::kUpLoraB;
     case Slot::kFusedQkv: return Block::kFusedQkvLoraB;
+    case Slot::kLinearQkvz:
     case Slot::kLinearQkv: return Block::kLinearQkvLoraB;
     case Slot::kLinearZ: return Block::kLinearZLoraB;
+    case Slot::kLinearBa:
     case Slot::kLinearB: return Block::kLinearBLoraB;
     case Slot::kLinearA: return Block::kLinearALoraB;
     case Slot::kFusedGateUp: return Block::kFusedGateUpLoraB;
@@ -238,7 +269,7 @@ TensorTablePtr make_tensor_table(const ModelConfig& config, Shard shard) {
   const auto add = [&](Place place, std::int64_t layer, std::int64_t expert = -1) {
     for (const Row& row : kRowsOfTable) {
       if (row.place != place || !row.exists(config, layer)) continue;
-      TensorSpec spec{.name = checkpoint_name(row.slot, layer, expert, config.expert_names),
+      TensorSpec spec{.name = name_in(config, row.slot, layer, expert),
                       .slot = row.slot,
                       .layer = layer,
                       .expert = expert,
@@ -246,7 +277,7 @@ TensorTablePtr make_tensor_table(const ModelConfig& config, Shard shard) {
                       .block = row.block,
                       .num_parts = row.slot == Slot::kRouterBias ? kNumExactParts : 1,
                       .num_taps = row.slot == Slot::kLinearConv ? config.linear.num_taps : 0,
-                      .num_stored_rows = row.block == Block::kGateUpBiases || row.block == Block::kDownBiases ? config.num_experts : 0,
+                      .num_stored_rows = stored_rows_of_vector(config, row.slot),
                       .is_shared = row.is_shared};
       if (row.is_shared) {
         const std::int64_t rows = spec.shape[0] / shard.size;
@@ -316,7 +347,8 @@ ParameterCounts count_parameters(const ModelConfig& config) {
     const Shape shape = row.shape(config);
     const auto times = [&](std::int64_t experts) { return layers * (row.place == kInExpert ? experts : 1) * shape.num_elements(); };
     counts.all += times(config.num_experts);
-    if (shape.num_dims() == 2 && row.slot != Slot::kEmbedding) counts.active += times(config.num_active_experts);
+    const bool multiplies = shape.num_dims() == 2 || row.slot == Slot::kSharedExpertGate;
+    if (multiplies && row.slot != Slot::kEmbedding) counts.active += times(config.num_active_experts);
   }
   if (config.tie_word_embeddings) counts.active += config.vocab_size * config.hidden_size;
   return counts;

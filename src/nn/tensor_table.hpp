@@ -47,11 +47,14 @@ enum class Slot : std::uint8_t {
   kSharedGate,
   kSharedUp,
   kSharedDown,
+  kSharedExpertGate,  ///< of the shared expert's output: one number a token
   // Of layers of linear attention, in place of the others' projections and norms of heads.
   kLinearQkv,
   kLinearZ,
   kLinearB,
   kLinearA,
+  kLinearQkvz,  ///< in place of the first two of these
+  kLinearBa,    ///< and of the last two
   kLinearConv,
   kDecayRate,
   kDecayBias,
@@ -86,6 +89,7 @@ enum class Block : std::uint8_t {
   kLmHead,
   kRouter,      ///< experts have a kGateUp and a kDown each, and so have, without a number, those that are shared
   kRouterBias,  ///< never trained, and exact in every type: see TensorSpec::num_parts
+  kSharedExpertGate,
   kLinearConv,  ///< a vector: the taps of channel after channel
   kDecayRate,
   kDecayBias,
@@ -113,7 +117,7 @@ enum class Block : std::uint8_t {
   kLinearBLoraB,
   kLinearALoraB,
 };
-inline constexpr std::size_t kNumBlockKinds = 42;
+inline constexpr std::size_t kNumBlockKinds = 43;
 
 /// Elements [begin, end) of the array behind all masters, gradients or moments.
 struct ElementRange {

@@ -85,14 +85,16 @@ TEST(TensorTable, MastersLieInOneArrayVectorsFirst) {
 }
 
 TEST(TensorTable, IsCountedWithoutBeingMade) {
-  for (const char* family :
-       {"llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "mistral", "smollm3", "mixtral", "olmo2", "phi3", "gpt_oss"})
+  for (const char* family : {"llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "mistral", "smollm3", "mixtral", "olmo2", "phi3",
+                             "gpt_oss", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"})
     for (const bool tied : {true, false}) {
       const ModelConfig config = config_of(family, tied);
       const TensorTablePtr table = make_tensor_table(config);
       std::int64_t active = tied ? config.vocab_size * config.hidden_size : 0;
       for (const TensorSpec& spec : table->tensors())
-        if (spec.is_matrix() && spec.slot != Slot::kEmbedding && spec.expert < config.num_active_experts) active += spec.num_elements();
+        if ((spec.is_matrix() || spec.slot == Slot::kSharedExpertGate) && spec.slot != Slot::kEmbedding &&
+            spec.expert < config.num_active_experts)
+          active += spec.num_elements();
       EXPECT_EQ(count_parameters(config).all, table->num_parameters()) << family;
       EXPECT_EQ(count_parameters(config).active, active) << family;
     }
@@ -221,6 +223,38 @@ TEST(TensorTable, LayersMayDiffer) {
   ASSERT_EQ(exact.size(), 1u);
   EXPECT_EQ(exact[0], table->blocks()[table->find(Block::kRouterBias, 1)].range());
   EXPECT_EQ(exact[0].count(), 6) << "two experts in three parts";
+}
+
+TEST(TensorTable, ASharedExpertMayHaveAGate) {
+  using ::testing::ElementsAre;
+  InitModelOptions options = small_options("qwen3_next");
+  options.num_layers = options.num_experts = 1;
+  options.num_active_experts = 1;
+  const TensorTablePtr next = make_tensor_table(make_model_config(options));
+  options.family = "qwen3_5_moe_text";
+  options.num_layers = 2;
+  const TensorTablePtr moe = make_tensor_table(make_model_config(options));
+  const auto names = [](const TensorTable& table, const std::string& part) {
+    std::vector<std::string> out;
+    for (const TensorSpec& spec : table.tensors())
+      if (spec.layer == 0 && spec.name.find(part) != std::string::npos)
+        out.push_back(spec.name.substr(15) + " " + spec.stored_shape().to_string());
+    return out;
+  };
+  for (const TensorTablePtr& table : {next, moe})
+    EXPECT_THAT(names(*table, ".mlp."),
+                ElementsAre("mlp.gate.weight [1, 64]", "mlp.shared_expert.gate_proj.weight [40, 64]",
+                            "mlp.shared_expert.up_proj.weight [40, 64]", "mlp.shared_expert.down_proj.weight [64, 40]",
+                            "mlp.shared_expert_gate.weight [1, 64]", "mlp.experts.0.gate_proj.weight [40, 64]",
+                            "mlp.experts.0.up_proj.weight [40, 64]", "mlp.experts.0.down_proj.weight [64, 40]"));
+  EXPECT_THAT(names(*moe, "in_proj"), ElementsAre("linear_attn.in_proj_qkv.weight [512, 64]", "linear_attn.in_proj_z.weight [256, 64]",
+                                                  "linear_attn.in_proj_b.weight [4, 64]", "linear_attn.in_proj_a.weight [4, 64]"));
+  options.family = "qwen3_next";
+  EXPECT_THAT(names(*make_tensor_table(make_model_config(options)), "in_proj"),
+              ElementsAre("linear_attn.in_proj_qkvz.weight [768, 64]", "linear_attn.in_proj_ba.weight [8, 64]"));
+  const TensorSpec& gate = *std::ranges::find(moe->tensors(), Slot::kSharedExpertGate, &TensorSpec::slot);
+  EXPECT_FALSE(gate.is_matrix());
+  EXPECT_TRUE(gate.is_matrix_in_files());
 }
 
 TEST(TensorTable, FindsBlocksByKindAndLayer) {

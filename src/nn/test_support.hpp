@@ -97,8 +97,9 @@ inline InitModelOptions small_options(const std::string& family, ModelSize size 
   InitModelOptions o;
   o.family = has_window ? family.substr(0, family.size() - kWindow.size()) : family;
   o.sliding_window = has_window ? 6 : 0;
-  // Its gated norm would divide by outputs near 0, as those of first tokens are, and show rounding alone.
-  if (family == "qwen3_5_text") o.rms_norm_eps = 0.03;
+  // A gated norm would divide by outputs near 0, as those of first tokens are, and show rounding alone.
+  const bool has_linear_attention = family.starts_with("qwen3_5") || family == "qwen3_next";
+  if (has_linear_attention) o.rms_norm_eps = 0.03;
   if (size == ModelSize::kEven) {
     o.vocab_size = 512;
     o.hidden_size = 256;
@@ -121,7 +122,7 @@ inline InitModelOptions small_options(const std::string& family, ModelSize size 
   o.num_kv_heads = 2;
   o.head_dim = is_wide ? 80 : 32;
   o.max_position = 512;
-  if (family == "qwen3_5_text") o.head_dim = 64;  // of which it rotates a quarter
+  if (has_linear_attention) o.head_dim = 64;  // of which it rotates a quarter
   return o;
 }
 

@@ -119,6 +119,21 @@ std::int64_t delta_rule_state_size(DeviceKind device, DType dtype, std::int64_t 
   return state + kRuleChunk * of_token;
 }
 
+std::size_t delta_rule_backward_bytes(DType dtype, std::int64_t num_value_heads, std::int64_t key_dim, std::int64_t value_dim,
+                                      std::int64_t num_tokens) noexcept {
+  const std::int64_t width = num_value_heads * value_dim, of_gates = 8 * num_value_heads;
+  std::int64_t floats = 0;
+  if (delta_rule_goes_in_chunks(DeviceKind::kCuda, dtype, key_dim, value_dim)) {
+    const std::int64_t chunks = num_tokens * 5 / 4 / kRuleChunk + 1;  // some end with their sequences
+    floats = (2 * key_dim + 2 * kRuleChunk) * chunks * width;
+  } else {
+    constexpr std::int64_t kWindow = 256, kBlocks = 264, kColumns = 32;
+    const std::int64_t places = std::min(num_tokens, kWindow * std::max<std::int64_t>(1, kBlocks * kColumns / width));
+    floats = (num_tokens / kWindow + 1 + places / 3) * key_dim * width;
+  }
+  return static_cast<std::size_t>(floats + num_tokens * of_gates) * sizeof(float);
+}
+
 void delta_rule(OpContext& ctx, TensorView out_TV, TensorView state_SF, const DeltaRule& in, const StateRows& rows) {
   ShapeCheck c("delta_rule", ctx);
   check_rule(c, in);

@@ -12,8 +12,9 @@ namespace prl::ops {
 // Legend: T tokens, N value heads, M key heads (N % M == 0; key head n / (N / M) serves value head n), K size of a key, D size of a value,
 // C = 2 M K + N D channels: queries, keys, values; W taps of the convolution.
 // Activations are kF32 or kBF16 (all alike), rows may be strided; arithmetic and states are fp32 and rounded once when stored. The result
-// of a token depends on its sequence up to it and on nothing else, bit for bit: training, a prompt in parts and decoding agree, so tokens
-// follow one another one by one. Gradients of parameters are fp32 and accumulate (+=), in a fixed order that is the device's own.
+// of a token depends on its sequence up to it and on nothing else, bit for bit: training, a prompt in parts and decoding agree. So tokens
+// follow one another one by one, or chunks of tokens that begin at fixed positions of a sequence. Gradients of parameters are fp32 and
+// accumulate (+=), in a fixed order that is the device's own.
 
 /// The sequences whose tokens lie one after the other, and the states from which they go on. One without rows leaves its state as it is.
 struct StateRows {
@@ -72,6 +73,10 @@ struct DeltaRuleGrads {
 /// as many sequences as give 264 blocks of N D / 32 each, at most T; GPUs in chunks (2 K + 128) B N D, where B is the number of chunks, of
 /// which a sequence has one for every 64 tokens and for what is left. Rows of dqkv_TC and dout_TV as those of qkv_TC.
 void delta_rule_backward(OpContext& ctx, const DeltaRuleGrads& grads, ConstTensorView dout_TV, const DeltaRule& in, const StateRows& rows);
+
+/// Bytes of that workspace on a GPU for `num_tokens` in sequences of some hundred tokens or more.
+std::size_t delta_rule_backward_bytes(DType dtype, std::int64_t num_value_heads, std::int64_t key_dim, std::int64_t value_dim,
+                                      std::int64_t num_tokens) noexcept;
 
 /// y[t, n] = rms_norm(x[t, n], w_D, eps) * silu(gate[t, n]) for heads n of [T, N D]; w fp32. y may be x.
 void gated_head_norm(OpContext& ctx, TensorView y_TV, ConstTensorView x_TV, ConstTensorView gate_TV, ConstTensorView w_D, float eps);

@@ -444,7 +444,7 @@ TEST_P(DeltaRuleTest, GradientsOfTheRuleAreItsSlopes) {
 TEST_P(DeltaRuleTest, GradientsOfLongRulesFollowTheChainRule) {
   // Every element: of chunks that are complete, of one token and of no others, and where a device has not all columns of values at a time.
   for (const RuleCase& c :
-       {RuleCase{1, 2, 128, 32, {70, 5, 130, 64, 0, 1}}, RuleCase{2, 2, 128, 128, {90}}, RuleCase{1, 1, 128, 160, {129}}})
+       {RuleCase{1, 2, 128, 128, {70, 5, 130, 64, 0, 1}}, RuleCase{2, 2, 128, 128, {90}}, RuleCase{1, 1, 48, 160, {129}}})
     for (const bool is_long : {false, true}) {  // a state that stays, and keys that are alike
       const Ints starts = starts_of(c.lengths);
       Session s(kind());
@@ -467,7 +467,7 @@ TEST_P(DeltaRuleTest, GradientsOfLongRulesFollowTheChainRule) {
 
 TEST_P(DeltaRuleTest, GradientsOfTheRuleHaveTheSameBits) {
   // The second sequence alone, and with others beside it, which move the borders of the pieces that it is cut into.
-  for (const RuleCase& c : {RuleCase{2, 4, 32, 80, {3, 600, 33}}, RuleCase{1, 2, 128, 32, {3, 150, 33}}}) {
+  for (const RuleCase& c : {RuleCase{2, 4, 32, 80, {3, 600, 33}}, RuleCase{1, 2, 128, 128, {3, 150, 33}}}) {
     const std::int32_t length = c.lengths[1];
     const Ints starts = starts_of(c.lengths), own = {0, length};
     std::vector<Tensor> first;

@@ -115,6 +115,33 @@ void swiglu_rows_backward(OpContext& ctx, TensorView dgate_up_R2F, TensorView df
 
 namespace {
 
+void check_row_gates(ShapeCheck& c, const ConstTensorView& gates_T, const ConstTensorView& x_TH, const ConstTensorView& w_H) {
+  c.check("x", x_TH, "T H").floating("x", x_TH).check("gates", gates_T, "T", DType::kF32).check("w", w_H, "H", DType::kF32);
+  c.contiguous("gates", gates_T).contiguous("w", w_H);
+}
+
+}  // namespace
+
+void row_gates(OpContext& ctx, TensorView gates_T, ConstTensorView x_TH, ConstTensorView w_H) {
+  ShapeCheck c("row_gates", ctx);
+  check_row_gates(c, gates_T, x_TH, w_H);
+  if (x_TH.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->row_gates, "row_gates")(ctx, gates_T, x_TH, w_H);
+}
+
+void row_gates_backward(OpContext& ctx, TensorView dx_TH, TensorView dw_H, ConstTensorView dgates_T, ConstTensorView gates_T,
+                        ConstTensorView x_TH, ConstTensorView w_H, bool accumulate) {
+  ShapeCheck c("row_gates_backward", ctx);
+  check_row_gates(c, gates_T, x_TH, w_H);
+  c.check("dgates", dgates_T, "T", DType::kF32).contiguous("dgates", dgates_T);
+  if (dx_TH.data != nullptr) c.check("dx", dx_TH, "T H").same_dtype("dx", dx_TH.dtype, "x", x_TH.dtype);
+  if (dw_H.data != nullptr) c.check("dw", dw_H, "H", DType::kF32).contiguous("dw", dw_H);
+  if (x_TH.shape.num_elements() == 0 || (dx_TH.data == nullptr && dw_H.data == nullptr)) return;
+  table_entry(ctx, ctx.table->row_gates_backward, "row_gates_backward")(ctx, dx_TH, dw_H, dgates_T, gates_T, x_TH, w_H, accumulate);
+}
+
+namespace {
+
 void check_gate(ShapeCheck& c, const ConstTensorView& rows_RF, const ConstTensorView& pairs_RG, const ConstTensorView& factors_R,
                 const ClampedGate& gate) {
   c.check("rows", rows_RF, "R F").check("pairs", pairs_RG, "R G").check("factors", factors_R, "R", DType::kF32);

@@ -61,6 +61,14 @@ void swiglu_rows_backward(OpContext& ctx, TensorView dgate_up_R2F, TensorView df
 /// out_TC = the sum of the rows rows_TK[t] (int32) of x_RC, in order of k and in fp32, or += if `accumulate`.
 void sum_rows(OpContext& ctx, TensorView out_TC, ConstTensorView x_RC, ConstTensorView rows_TK, bool accumulate);
 
+/// gates_T (fp32) = sigmoid(x_TH w_H), w fp32: what multiplies the output of an expert that all tokens pass (Qwen3-Next). The sum over H is
+/// fp32 and has one order that depends on H alone.
+void row_gates(OpContext& ctx, TensorView gates_T, ConstTensorView x_TH, ConstTensorView w_H);
+/// dx_TH = the gradient, or += if `accumulate`; dw_H (fp32) +=, summed over T in an order that depends on T alone. Either one may have no
+/// data: it is not wanted. dx not in x's own memory.
+void row_gates_backward(OpContext& ctx, TensorView dx_TH, TensorView dw_H, ConstTensorView dgates_T, ConstTensorView gates_T,
+                        ConstTensorView x_TH, ConstTensorView w_H, bool accumulate);
+
 /// The gate of GPT-OSS's experts: gate' = min(gate, limit), up' = up within [-limit, limit], and of both
 /// gate' * sigmoid(alpha * gate') * (up' + 1).
 struct ClampedGate {

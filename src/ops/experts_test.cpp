@@ -374,6 +374,53 @@ TEST_P(ExpertsTest, RowsOfSwigluHaveAFactor) {
   }
 }
 
+/// The gate of each row in fp64, and its gradients, with rows that lie apart and one alone.
+TEST_P(ExpertsTest, GatesOfRowsAndTheirGradients) {
+  Session s(kind());
+  for (const std::pair<int, int>& sizes : {std::pair(1, 1), {7, 8}, {301, 37}, {19, 2048}, {5, 1003}}) {
+    const std::int64_t T = sizes.first, H = sizes.second;
+    const Tensor wide = s.random({T, 2 * H}, dtype(), 1), w = s.random({H}, DType::kF32, 2, 0.3f), dgates = s.random({T}, DType::kF32, 3);
+    const ConstTensorView x = ConstTensorView(wide.view()).columns(H, H);
+    Tensor gates = s.poisoned({T}, DType::kF32), dx = s.poisoned({T, H}, dtype()), dw = s.random({H}, DType::kF32, 4);
+    const Tensor before = dw.clone();
+    row_gates(s.ctx, gates, x, w);
+    row_gates_backward(s.ctx, dx, dw, dgates, gates, x, w, false);
+    Tensor more = s.random({T, H}, dtype(), 5);
+    const Tensor held = more.clone();
+    row_gates_backward(s.ctx, more, {}, dgates, gates, x, w, true);
+    std::vector<double> want_dw, want_dx, want_more;
+    for (const float v : values(before)) want_dw.push_back(static_cast<double>(v));
+    for (std::int64_t t = 0; t < T; ++t) {
+      const auto x_at = [&](std::int64_t h) { return static_cast<double>(get(wide, t * 2 * H + H + h)); };
+      const auto w_at = [&](std::int64_t h) { return static_cast<double>(w.as<float>()[h]); };
+      double logit = 0, size = 0;
+      for (std::int64_t h = 0; h < H; ++h) {
+        logit += x_at(h) * w_at(h);
+        size += std::abs(x_at(h) * w_at(h));
+      }
+      const double gate = 1.0 / (1.0 + std::exp(-logit)), slope = gate * (1.0 - gate);
+      ASSERT_NEAR(static_cast<double>(gates.as<float>()[t]), gate, 1e-6 * (1.0 + slope * size)) << T << " rows of " << H << ": " << t;
+      const double dlogit = static_cast<double>(dgates.as<float>()[t]) * slope;
+      for (std::int64_t h = 0; h < H; ++h) {
+        want_dx.push_back(dlogit * w_at(h));
+        want_more.push_back(static_cast<double>(get(held, t * H + h)) + dlogit * w_at(h));
+        want_dw[static_cast<std::size_t>(h)] += dlogit * x_at(h);
+      }
+    }
+    EXPECT_LT(worst_error(values(dx), want_dx, 1e-2), tolerance(dtype(), 2e-5)) << T << " rows of " << H;
+    EXPECT_LT(worst_error(values(more), want_more, 1.0), tolerance(dtype(), 2e-5)) << T << " rows of " << H;
+    EXPECT_LT(worst_error(values(dw), want_dw, 1.0), 2e-5) << T << " rows of " << H;
+    Tensor alone = s.poisoned({1}, DType::kF32);
+    row_gates(s.ctx, alone, x.rows(T - 1, 1), w);
+    EXPECT_EQ(alone.as<float>()[0], gates.as<float>()[T - 1]) << "a row does not depend on others";
+    Tensor only = before.clone();
+    row_gates_backward(s.ctx, {}, only, dgates, gates, x, w, false);
+    EXPECT_TRUE(same_bits(only, dw)) << "without the gradient of x";
+  }
+  Tensor x = s.random({3, 4}, dtype(), 1), gates = s.poisoned({3}, DType::kF32);
+  EXPECT_THROW(row_gates(s.ctx, gates, x, s.random({5}, DType::kF32, 2)), Error) << "five weights for rows of four";
+}
+
 /// A gate of GPT-OSS's in fp64, and its slopes.
 struct ClampedReference {
   double value, dgate, dup;

@@ -55,6 +55,8 @@
   PRL_OP(swiglu_rows)               \
   PRL_OP(swiglu_rows_backward)      \
   PRL_OP(sum_rows)                  \
+  PRL_OP(row_gates)                 \
+  PRL_OP(row_gates_backward)        \
   PRL_OP(causal_conv)               \
   PRL_OP(causal_conv_backward)      \
   PRL_OP(delta_rule)                \

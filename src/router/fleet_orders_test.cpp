@@ -27,9 +27,9 @@ constexpr const char* kKey = "the-key-of-the-router";
 /// Engines behind a router with a key.
 class FleetOrdersTest : public ::testing::Test {
  protected:
-  FleetOrdersTest() {
-    fleet_ = std::make_shared<Fleet>(io_.executor(), client_, testing::quick_fleet());
-    updater_ = std::make_shared<WeightUpdater>(fleet_, client_, WeightUpdaterOptions{.api_key = {}, .patience = 300ms});
+  explicit FleetOrdersTest(FleetOptions options = testing::quick_fleet()) {
+    fleet_ = std::make_shared<Fleet>(io_.executor(), client_, options);
+    updater_ = std::make_shared<WeightUpdater>(fleet_, client_, WeightUpdaterOptions{.api_key = {}, .patience = kTestTime});
     server_ = std::make_unique<RouterServer>(
         RouterServerOptions{.http = {.name = "router"}, .guard = {.api_key = kKey, .host = "127.0.0.1"}, .update_timeout = 20s}, fleet_,
         updater_, client_);
@@ -75,9 +75,14 @@ class FleetOrdersTest : public ::testing::Test {
   std::unique_ptr<RouterServer> server_;
 };
 
+class SilentOrdersTest : public FleetOrdersTest {
+ protected:
+  SilentOrdersTest() : FleetOrdersTest(testing::hasty_fleet()) {}
+};
+
 using Adapters = std::map<std::string, std::string>;
 
-TEST_F(FleetOrdersTest, AdaptersGoToAllEnginesAndToThoseThatComeLater) {
+TEST_F(SilentOrdersTest, AdaptersGoToAllEnginesAndToThoseThatComeLater) {
   EXPECT_EQ(load("a", "/one").status, 503) << "nobody is there";
   ScriptedEngine& first = add_engine();
   ScriptedEngine& second = add_engine();
@@ -145,7 +150,7 @@ TEST_F(FleetOrdersTest, ProofsCoverEachAdapterOnEachEngine) {
   EXPECT_EQ(view_of(engines_.back()).state, EngineState::kStarting);
 }
 
-TEST_F(FleetOrdersTest, AnEngineThatAnswersNothingIsLeftOutAndHearsItLater) {
+TEST_F(SilentOrdersTest, AnEngineThatAnswersNothingIsLeftOutAndHearsItLater) {
   ScriptedEngine& first = add_engine();
   ScriptedEngine& second = add_engine();
   FleetOrders quick(fleet_, updater_, client_, {.api_key = {}, .patience = 50ms});

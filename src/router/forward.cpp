@@ -275,7 +275,10 @@ asio::awaitable<net::HttpResponse> forward(std::shared_ptr<Fleet> fleet, std::sh
     const bool is_busy = response && response->status == 429;
     const bool may_repeat = request.adds_up || !out->is_started();
     const bool is_last = attempt >= kMaxRepetitions || net::Clock::now() >= request.deadline || !may_repeat;
-    if (is_lost) lease->report_lost(error ? error->what() : fmt::format("{} answers {}", request.path, response->status));
+    if (is_lost) {
+      lease->report_lost(error ? error->what() : fmt::format("{} answers {}", request.path, response->status));
+      request.shape.failed_on = lease->engine();
+    }
     if ((is_lost || is_busy) && !is_last) {
       lease.reset();
       if (is_busy) co_await net::sleep_until(std::min(request.deadline, net::Clock::now() + 100ms * (1 << attempt)));

@@ -81,6 +81,7 @@ class RoutedGenerateClient final : public env::GenerateClient {
           co_return std::move(*output);
         }
         lease.report_lost(problem);
+        shape.failed_on = lease.engine();
         if (attempt >= kMaxReplays) co_return std::move(*output);
         continue;
       }
@@ -88,7 +89,10 @@ class RoutedGenerateClient final : public env::GenerateClient {
       const bool lacks_adapter = !options_.adapter.empty() && error.code() == ErrorCode::kNotFound;
       const Verdict verdict = lacks_adapter ? Verdict::kEngineLost : judge(error, deadline);
       if (verdict == Verdict::kGiveUp || attempt >= kMaxReplays) throw error;
-      if (verdict == Verdict::kEngineLost) lease.report_lost(error.what());
+      if (verdict == Verdict::kEngineLost) {
+        lease.report_lost(error.what());
+        shape.failed_on = lease.engine();
+      }
       if (verdict == Verdict::kEngineBusy) co_await net::sleep_until(std::min(deadline, net::Clock::now() + 200ms * (1 << attempt)));
     }
   }

@@ -1,6 +1,7 @@
 #include "router/router.hpp"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "base/error.hpp"
@@ -115,6 +116,7 @@ bool Router::has_ready_engine() const noexcept {
 void Router::enqueue(std::int64_t ticket) {
   Request& request = requests_.at(ticket);
   request.waits_for = homes_.find(request.shape.session);
+  if (request.shape.failed_on && request.waits_for == request.shape.failed_on->value) request.waits_for.reset();
   Queue& queue = request.waits_for ? engines_.at(*request.waits_for).waiting : fresh_;
   queue.emplace(place_of(ticket, request.shape.is_replay), ticket);
   ++num_waiting_;
@@ -167,19 +169,26 @@ void Router::assign(std::int64_t ticket, std::int64_t engine, std::vector<Assign
   EngineLoad& load = engines_.at(engine).load;
   ++load.num_requests;
   load.num_tokens += request.num_tokens;
-  homes_.set(request.shape.session, engine);
+  last_turn_ = engine;
+  if (options_.spread == Spread::kSessions) homes_.set(request.shape.session, engine);
   ++counts_.num_assigned;
   if (is_home) ++counts_.num_at_home;
   if (has_home && !is_home) ++counts_.num_moved;
   plan.push_back({TicketId{ticket}, EngineId{engine}, has_home && !is_home});
 }
 
-std::optional<std::int64_t> Router::least_loaded(std::int64_t num_tokens, bool must_be_half_empty) const {
+std::optional<std::int64_t> Router::choose(const RequestShape& shape, bool must_be_half_empty) const {
+  const std::int64_t num_tokens = expected_tokens(shape);
   const std::pair<const std::int64_t, Engine>* best = nullptr;
-  const auto rank = [](const EngineLoad& load) { return std::pair(load.num_tokens, load.num_requests); };
+  const bool takes_turns = options_.spread == Spread::kTurns;
+  const auto rank = [&](const auto& entry) {
+    const EngineLoad& load = entry.second.load;
+    const bool has_failed = shape.failed_on && shape.failed_on->value == entry.first;
+    return takes_turns ? std::tuple(has_failed, std::int64_t{entry.first <= last_turn_}, entry.first)
+                       : std::tuple(has_failed, load.num_tokens, load.num_requests);
+  };
   for (const auto& entry : engines_)
-    if (has_room(entry.second, num_tokens) && (!must_be_half_empty || entry.second.is_half_empty()) &&
-        (!best || rank(entry.second.load) < rank(best->second.load)))
+    if (has_room(entry.second, num_tokens) && (!must_be_half_empty || entry.second.is_half_empty()) && (!best || rank(entry) < rank(*best)))
       best = &entry;
   if (!best) return std::nullopt;
   return best->first;
@@ -197,7 +206,7 @@ void Router::plan_at_home(std::vector<Assignment>& plan) {
 void Router::plan_fresh(std::vector<Assignment>& plan) {
   while (!fresh_.empty()) {
     const std::int64_t ticket = fresh_.begin()->second;
-    const auto engine = least_loaded(expected_tokens(requests_.at(ticket).shape), /*must_be_half_empty=*/false);
+    const auto engine = choose(requests_.at(ticket).shape, /*must_be_half_empty=*/false);
     if (!engine) return;
     assign(ticket, *engine, plan);
   }
@@ -217,7 +226,7 @@ std::optional<std::int64_t> Router::cheapest_to_move(bool from_long_lines) const
 void Router::plan_moves(std::vector<Assignment>& plan) {
   for (const bool from_long_lines : {false, true})
     while (const auto ticket = cheapest_to_move(from_long_lines)) {
-      const auto engine = least_loaded(expected_tokens(requests_.at(*ticket).shape), !from_long_lines);
+      const auto engine = choose(requests_.at(*ticket).shape, !from_long_lines);
       if (!engine) break;
       assign(*ticket, *engine, plan);
     }

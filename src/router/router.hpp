@@ -25,7 +25,14 @@ struct EngineLimits {
   bool operator==(const EngineLimits&) const = default;
 };
 
+/// Which engine a request goes to, of those with room.
+enum class Spread {
+  kSessions,  ///< rules 1 to 3 of Router
+  kTurns,     ///< the next in turn, whatever its session
+};
+
 struct RouterOptions {
+  Spread spread = Spread::kSessions;
   std::size_t max_waiting = 65536;    ///< requests that may wait for room
   std::size_t max_sessions = 262144;  ///< whose engine is remembered; the one used longest ago is forgotten first
 };
@@ -36,6 +43,9 @@ struct RequestShape {
   std::int64_t num_prompt_tokens = 0;
   std::int64_t max_new_tokens = 0;
   bool is_replay = false;  ///< was in flight on an engine that was lost: goes before the others
+  /// The engine that failed the request: it is given it again only while no other has room. An engine that fails at once has always the
+  /// fewest tokens in flight, and would else get every repetition.
+  std::optional<EngineId> failed_on = {};
 };
 
 struct Assignment {
@@ -79,11 +89,12 @@ class SessionHomes {
 /// Decides which engine runs which request. No clock, no thread, no socket: callers tell what happened and carry out plan().
 ///
 ///   1. A request goes to its session's engine while that has room, for its prefix is there.
-///   2. A session without an engine gets the one with the fewest tokens in flight.
+///   2. A session without an engine gets the one with the fewest tokens in flight, a request that failed on an engine another than that.
 ///   3. A request waits here, not at an engine, and only while its session's engine, or without one every engine, is full. A session
 ///      moves to another engine when that is less than half full, or when more wait for its own than half of what that runs; of those first
 ///      in line the one with the shortest prompt, which is the cheapest to compute again. So no engine is idle while another queues.
 /// A single engine is given all requests at once: it has a queue of its own.
+/// With Spread::kTurns no session has an engine, and in place of the fewest tokens it is the next engine's turn.
 ///
 /// Every ticket is assigned at most once and ends by finish() or cancel(). Engines may come and go between any two calls.
 class Router {
@@ -139,7 +150,8 @@ class Router {
   void plan_at_home(std::vector<Assignment>& plan);
   void plan_fresh(std::vector<Assignment>& plan);
   void plan_moves(std::vector<Assignment>& plan);
-  std::optional<std::int64_t> least_loaded(std::int64_t num_tokens, bool must_be_half_empty) const;
+  /// Of the engines with room the one with the fewest tokens in flight, or whose turn it is.
+  std::optional<std::int64_t> choose(const RequestShape& shape, bool must_be_half_empty) const;
   /// The first in a line with the shortest prompt, among all lines or the long ones alone.
   std::optional<std::int64_t> cheapest_to_move(bool from_long_lines) const;
 
@@ -151,6 +163,7 @@ class Router {
   SessionHomes homes_;
   double mean_new_tokens_ = 0;  ///< of requests that finished; 0 before the first
   std::int64_t next_engine_ = 0;
+  std::int64_t last_turn_ = -1;  ///< engine that was given the newest request
   std::int64_t next_ticket_ = 0;
   RouterCounts counts_;
 };

@@ -56,6 +56,50 @@ TEST(Router, LaterTurnsReturnToTheirPrefixWhileItsEngineHasRoom) {
   EXPECT_EQ(router.counts().num_moved, 1);
 }
 
+TEST(Router, ARequestThatFailedOnAnEngineGoesToAnotherWhileOneHasRoom) {
+  Router router;
+  const EngineId sick = router.add_engine({.max_requests = 4}, true);
+  const EngineId well = router.add_engine({.max_requests = 1}, true);
+  const auto repeat = [&](const std::string& session) {
+    return *router.submit({.session = session, .is_replay = true, .failed_on = sick});
+  };
+  const TicketId first = repeat("");
+  EXPECT_THAT(engines_of(router.plan()), ElementsAre(1)) << "although the first engine has as little to do";
+  const TicketId second = repeat("");
+  EXPECT_THAT(engines_of(router.plan()), ElementsAre(0)) << "rather there than to wait";
+  router.finish(first, 1);
+  router.finish(second, 1);
+  // Its session has its prefix there again, since another of its requests went there meanwhile.
+  const TicketId other = submit(router, "a");
+  EXPECT_THAT(engines_of(router.plan()), ElementsAre(0));
+  router.finish(other, 1);
+  repeat("a");
+  EXPECT_THAT(engines_of(router.plan()), ElementsAre(1));
+  EXPECT_EQ(router.load(well).num_requests, 1);
+}
+
+TEST(Router, EnginesTakeTurnsWhateverTheirLoadIfThatIsWanted) {
+  Router router({.spread = Spread::kTurns});
+  const EngineId first = router.add_engine({.max_requests = 8}, true);
+  const EngineId second = router.add_engine({.max_requests = 1}, true);
+  const EngineId third = router.add_engine({.max_requests = 8}, false);
+  submit(router, "a", 1000);
+  const TicketId on_second = submit(router, "a", 10);
+  submit(router, "a", 10);
+  EXPECT_THAT(engines_of(router.plan()), ElementsAre(0, 1, 0)) << "sessions have no engine, and one that is not ready no turn";
+  submit(router, "a");
+  EXPECT_THAT(engines_of(router.plan()), ElementsAre(0)) << "the second is full";
+  router.finish(on_second, 1);
+  router.set_ready(third, true);
+  for (int i = 0; i < 3; ++i) submit(router, "b", 1);
+  EXPECT_THAT(engines_of(router.plan()), ElementsAre(1, 2, 0));
+  EXPECT_EQ(router.counts().num_at_home, 0);
+  ASSERT_TRUE(router.submit({.session = "b", .is_replay = true, .failed_on = third}));
+  EXPECT_THAT(engines_of(router.plan()), ElementsAre(0)) << "the second is full, the third failed it";
+  EXPECT_EQ(router.load(first).num_requests, 5);
+  EXPECT_EQ(router.load(second).num_requests, 1);
+}
+
 TEST(Router, WhatFitsNowhereWaitsAndGoesHomeFirst) {
   Router router;
   router.add_engine({.max_requests = 1}, true);

@@ -58,7 +58,7 @@ enum class ThinkingRetention {
 struct RendererOptions {
   std::string name = "auto";          ///< one of renderer_names(), or "auto" with a known model_name
   std::string model_name = {};        ///< only for "auto"
-  std::string tool_parser = {};       ///< for "default": "" or "hermes" (also spelt "qwen3")
+  std::string tool_parser = {};       ///< for "default": "", "hermes" (also spelt "qwen3") or "qwen3_coder" (also spelt "qwen3.5")
   std::string reasoning_parser = {};  ///< for "default": "" or "think"
   ThinkingRetention thinking_retention = ThinkingRetention::kAuto;
   boost::json::object template_kwargs = {};  ///< enable_thinking and whatever the template takes

@@ -290,6 +290,24 @@ TEST(Renderer, DefaultUsesTheTemplateAndItsParsers) {
   EXPECT_EQ(str(calls[0].at("id")).size(), 29u);
 }
 
+/// As Qwen3-Coder and Qwen 3.5 write them, by either of the parser's names.
+TEST(Renderer, CallsMayBeFunctionsWithParameters) {
+  const auto tokenizer = shared_tokenizer("qwen2");
+  RendererOptions options;
+  options.name = "default";
+  for (const char* parser : {"qwen3_coder", "qwen3.5"}) {
+    options.tool_parser = parser;
+    const auto renderer = make_renderer(options, tokenizer, std::make_shared<const ChatTemplate>(std::string(chatml_template())));
+    const json::array calls =
+        renderer
+            ->parse_response(tokenizer->encode("<tool_call>\n<function=f>\n<parameter=a>\n[1, 2]\n</parameter>\n</function>\n</tool_call>"))
+            .openai_tool_calls();
+    ASSERT_EQ(calls.size(), 1u) << parser;
+    EXPECT_EQ(str(calls[0].at("function").at("name")), "f");
+    EXPECT_EQ(str(calls[0].at("function").at("arguments")), R"({"a": [1, 2]})");
+  }
+}
+
 TEST(Renderer, ArgumentsOfCallsAreTheTextOfTheModel) {
   const auto tokenizer = shared_tokenizer("qwen2");
   const auto chat_template = std::make_shared<const ChatTemplate>(std::string(chatml_template()));

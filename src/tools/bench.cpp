@@ -48,7 +48,7 @@ double decode_step_bytes(const BenchOptions& options, std::int64_t num_sequences
   const auto size = static_cast<double>(size_of(options.dtype));
   const nn::ModelConfig& c = options.model;
   const double context = static_cast<double>(options.prompt_tokens) + 0.5 * static_cast<double>(options.completion_tokens);
-  const auto kv = static_cast<double>(2 * (c.num_layers - static_cast<std::int64_t>(c.linear.layers.size())) * c.num_kv_heads * c.head_dim);
+  const auto kv = static_cast<double>(2 * c.num_softmax_layers() * c.num_kv_heads * c.head_dim);
   return size * (static_cast<double>(c.num_active_parameters()) + static_cast<double>(num_sequences) * context * kv);
 }
 

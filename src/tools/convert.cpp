@@ -11,9 +11,9 @@
 #include "base/log.hpp"
 #include "io/gguf.hpp"
 #include "io/safetensors.hpp"
-#include "nn/expert_stacks.hpp"
 #include "nn/gguf_model.hpp"
 #include "nn/peft.hpp"
+#include "nn/stored_layout.hpp"
 #include "nn/stored_weights.hpp"
 #include "nn/weight_files.hpp"
 #include "ops/context.hpp"
@@ -167,7 +167,7 @@ void convert_folder(const ConvertOptions& options, const fs::path& temporary, Co
   nn::copy_companions({.folder = options.input, .chat_template = {}}, temporary);
   result.has_chat_template = text::ChatTemplate::exists(options.input);
   nn::write_weight_files(
-      temporary, nn::stack_experts(result.config, std::move(sources)),
+      temporary, nn::stored_sources(result.config, std::move(sources)),
       {.dtype = result.dtype, .max_shard_bytes = options.max_shard_bytes, .progress = Progress("converting " + options.input.string())});
 }
 

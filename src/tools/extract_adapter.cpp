@@ -14,6 +14,7 @@
 #include "base/thread_pool.hpp"
 #include "io/safetensors.hpp"
 #include "nn/peft.hpp"
+#include "nn/stored_layout.hpp"
 #include "nn/stored_weights.hpp"
 #include "tools/low_rank.hpp"
 
@@ -94,7 +95,8 @@ ExtractResult extract_adapter(const ExtractOptions& options) {
     if (part.rank != options.rank) adapter.rank_pattern.emplace_back(module, part.rank);
     if (part.rank != options.rank) adapter.alpha_pattern.emplace_back(module, static_cast<double>(part.rank));
     sources.push_back(source_of(name + ".lora_A.weight", {part.rank, spec.shape[1]}, std::move(part.a)));
-    sources.push_back(source_of(name + ".lora_B.weight", {spec.shape[0], part.rank}, std::move(part.b)));
+    sources.push_back(nn::reordered_source(source_of(name + ".lora_B.weight", {spec.shape[0], part.rank}, std::move(part.b)),
+                                           nn::stored_rows(config, spec.slot)));
     adapter.target_modules.push_back(module);
   }
   if (!others.empty()) {

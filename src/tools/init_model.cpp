@@ -25,6 +25,8 @@ nn::InitModelOptions sizes_of(const config::InitModelConfig& config) {
     case config::ModelFamily::kPhi3: options.family = "phi3"; break;
     case config::ModelFamily::kQwen35: options.family = "qwen3_5_text"; break;
     case config::ModelFamily::kGptOss: options.family = "gpt_oss"; break;
+    case config::ModelFamily::kQwen35Moe: options.family = "qwen3_5_moe_text"; break;
+    case config::ModelFamily::kQwen3Next: options.family = "qwen3_next"; break;
   }
   options.vocab_size = config.vocab_size;
   options.hidden_size = config.hidden_size;

@@ -23,6 +23,7 @@ int run_router(const config::RouterToolConfig& config, std::stop_token stop) {
   auto client = std::make_shared<net::HttpClient>(io.executor(), client_options);
   router::FleetOptions fleet_options;
   fleet_options.router.max_waiting = static_cast<std::size_t>(config.max_waiting);
+  if (config.policy == config::RouterPolicy::kRoundRobin) fleet_options.router.spread = router::Spread::kTurns;
   auto fleet = std::make_shared<router::Fleet>(io.executor(), client, fleet_options);
   auto updater = std::make_shared<router::WeightUpdater>(fleet, client);
   router::RouterServerOptions options;

@@ -120,6 +120,7 @@ std::string to_json(const TrainProgress& p) {
                       {"num_scheduled", p.num_scheduled},
                       {"data_position", p.data_position},
                       {"optimizer_type", p.optimizer_type}};
+  if (!p.data_pending.empty()) object["data_pending"] = json::value_from(p.data_pending);
   return json::serialize(object) + "\n";
 }
 
@@ -140,6 +141,12 @@ TrainProgress parse_progress(std::string_view text, std::string_view source) {
   p.num_optimizer_steps = number("num_optimizer_steps");
   p.num_scheduled = number("num_scheduled");
   p.data_position = number("data_position");
+  if (const json::value* pending = root.get_object().if_contains("data_pending")) {
+    const auto is_earlier = [&](const json::value& v) { return v.is_int64() && v.get_int64() >= 0 && v.get_int64() < p.data_position; };
+    if (!pending->is_array() || !std::ranges::all_of(pending->get_array(), is_earlier))
+      fail(ErrorCode::kCorrupt, "[ckpt] {}: key 'data_pending' must be a list of positions before data_position", source);
+    p.data_pending = json::value_to<std::vector<std::int64_t>>(*pending);
+  }
   const json::value* type = root.get_object().if_contains("optimizer_type");
   if (type == nullptr || !type->is_string()) fail(ErrorCode::kCorrupt, "[ckpt] {}: key 'optimizer_type' must be text", source);
   p.optimizer_type = std::string(type->get_string());
@@ -322,7 +329,10 @@ TrainProgress load_state(const fs::path& checkpoints, std::int64_t step, const R
   else
     gradient_step.restore_num_scheduled(progress.num_scheduled);
   if (resume.skip_progress) progress.step = progress.total_tokens = progress.total_samples = 0;
-  if (resume.skip_data) progress.data_position = 0;
+  if (resume.skip_data) {
+    progress.data_position = 0;
+    progress.data_pending.clear();
+  }
   return progress;
 }
 

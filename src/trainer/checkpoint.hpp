@@ -44,7 +44,8 @@ struct TrainProgress {
   std::int64_t total_tokens = 0;
   std::int64_t total_samples = 0;
   std::int64_t num_optimizer_steps = 0, num_scheduled = 0;
-  std::int64_t data_position = 0;  ///< SFT: samples of the endless stream taken so far
+  std::int64_t data_position = 0;            ///< SFT: samples of the endless stream taken so far
+  std::vector<std::int64_t> data_pending{};  ///< SFT: positions of those that were in no row yet (PackerState)
   std::string optimizer_type;
 };
 std::string to_json(const TrainProgress& progress);

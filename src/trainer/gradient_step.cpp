@@ -23,6 +23,7 @@ namespace {
 std::set<std::string> environments(std::span<const wire::MicroBatch> rows) {
   std::set<std::string> names;
   for (const wire::MicroBatch& row : rows) names.insert(row.env_names.begin(), row.env_names.end());
+  names.erase(std::string());  // of sequences that fill rows up
   return names;
 }
 

@@ -96,6 +96,8 @@ Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, std::shared_ptr<ops::OpSe
   }
   if (options_.replays_routes && config().num_experts == 0)
     fail(ErrorCode::kInvalidArgument, "enable_router_replay: a {} model has no routers", config().model_type);
+  if (options_.balances_routes && config().num_experts == 0)
+    log::warning("model.debug.force_balanced_routing has no effect: a {} model has no routers", config().model_type);
   const bool splits_tied = options_.share.splits_tied && parameters_.table()->has_tied_head();
   parameters_.divide_grads(options_.share.divides_grads || splits_tied, splits_tied, options_.share.grad_places);
   parameters_.ensure_grads();
@@ -265,6 +267,24 @@ std::vector<std::int32_t> experts_of(const wire::MicroBatch& row, std::size_t fi
   return out;
 }
 
+/// The same of tokens that take the experts in turn.
+std::vector<std::int32_t> experts_in_turn(const nn::ModelConfig& model, std::size_t first, std::size_t count) {
+  const auto K = static_cast<std::size_t>(model.num_active_experts), E = static_cast<std::size_t>(model.num_experts);
+  if (E == 0) return {};
+  std::vector<std::int32_t> out;
+  out.reserve(static_cast<std::size_t>(model.num_layers) * count * K);
+  for (std::int64_t layer = 0; layer < model.num_layers; ++layer)
+    for (std::size_t i = first * K; i < (first + count) * K; ++i) out.push_back(static_cast<std::int32_t>(i % E));
+  return out;
+}
+
+/// The same of those that tokens do not get from the routers; empty where they do.
+std::vector<std::int32_t> given_experts(const PolicyOptions& options, const nn::ModelConfig& model, const wire::MicroBatch& row,
+                                        std::size_t first, std::size_t count) {
+  if (options.balances_routes) return experts_in_turn(model, first, count);
+  return options.replays_routes ? experts_of(row, first, count) : std::vector<std::int32_t>();
+}
+
 }  // namespace
 
 nn::TokenStats Policy::forward(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T) {
@@ -272,7 +292,7 @@ nn::TokenStats Policy::forward(const wire::MicroBatch& row, std::span<const std:
   std::vector<std::int32_t> cu = cumulative(row);
   const std::uint64_t seed = options_.lora && options_.lora->dropout > 0 ? dropout_seed(options_, weights_->version, row) : 0;
   if (cut_.num_leaves == 1) {
-    const auto experts = options_.replays_routes ? experts_of(row, 0, row.input_ids.size()) : std::vector<std::int32_t>();
+    const std::vector<std::int32_t> experts = given_experts(options_, config(), row, 0, row.input_ids.size());
     return model_->forward(
         weights_, {.ids_T = row.input_ids, .positions_T = row.position_ids, .cu_seqlens = cu, .dropout_seed = seed, .experts_LTK = experts},
         targets_T, row.temperatures);
@@ -290,7 +310,7 @@ nn::TokenStats Policy::forward(const wire::MicroBatch& row, std::span<const std:
   const std::size_t part = padded / static_cast<std::size_t>(cut_.num_ranks);
   const std::size_t first = part * static_cast<std::size_t>(group_ != nullptr ? group_->rank() : 0);
   const auto own = [&](const auto& values) { return std::span(values).subspan(first, part); };
-  const auto experts = options_.replays_routes ? experts_of(row, first, part) : std::vector<std::int32_t>();
+  const std::vector<std::int32_t> experts = given_experts(options_, config(), row, first, part);
   const nn::PackedBatch batch{.ids_T = own(ids),
                               .positions_T = own(positions),
                               .cu_seqlens = cu,
@@ -316,7 +336,10 @@ void Policy::backward(std::span<const float> dlogp_T) {
 nn::TokenStats Policy::evaluate(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T) {
   if (late_ != nullptr) late_->begin();
   const auto cu = cumulative(row);
-  return model_->evaluate(weights_, {row.input_ids, row.position_ids, cu}, targets_T, row.temperatures);
+  const std::vector<std::int32_t> experts =
+      options_.balances_routes ? experts_in_turn(config(), 0, row.input_ids.size()) : std::vector<std::int32_t>();
+  return model_->evaluate(weights_, {.ids_T = row.input_ids, .positions_T = row.position_ids, .cu_seqlens = cu, .experts_LTK = experts},
+                          targets_T, row.temperatures);
 }
 
 std::size_t Policy::reserve(std::int64_t num_tokens) {

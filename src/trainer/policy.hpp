@@ -45,7 +45,8 @@ struct PolicyOptions {
   bool gathers_layers = false;                ///< nn::LayeredWeights: a GradientStep brings layers from the ranks; not with lora
   bool freezes_routers = false;               ///< routers of experts are not trained, as they never are with lora
   bool replays_routes = false;                ///< tokens of rows take the experts that the rows say (MicroBatch::routed_experts)
-  std::shared_ptr<HostLink> masters_host{};   ///< masters live in host memory and visit the device when they are stepped
+  bool balances_routes = false;              ///< token t of a row takes experts t * K to t * K + K - 1, modulo their number, in every layer
+  std::shared_ptr<HostLink> masters_host{};  ///< masters live in host memory and visit the device when they are stepped
 };
 /// Of the model that a policy of these options trains. Error{kInvalidArgument} naming the key; errors of reading the folder.
 nn::ModelConfig model_config(const PolicyOptions& options);

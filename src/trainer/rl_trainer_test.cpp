@@ -254,6 +254,39 @@ TEST(RlTrainer, RouterReplayNeedsTheExpertsOfSampledTokens) {
   EXPECT_THROW(Policy(make_cpu_runtime(), options), Error) << "a model without routers";
 }
 
+TEST(Policy, BalancedRoutesGiveEachExpertAsManyTokens) {
+  Scratch scratch("balanced");
+  nn::InitModelOptions shape = tiny_model();
+  shape.family = "qwen3_moe";
+  shape.num_experts = 8;
+  shape.num_active_experts = 2;
+  shape.expert_size = 16;
+  nn::init_model(shape, scratch.path / "model");
+  PolicyOptions options;
+  options.model = scratch.path / "model";
+  options.num_threads = 1;
+  Policy routed(make_cpu_runtime(), options);
+  options.balances_routes = true;
+  Policy policy(make_cpu_runtime(), options);
+  const wire::MicroBatch row = on_policy_row(routed, 1, {9, 7}, 1.0f);  // 16 tokens of 2 experts each: 4 for each of 8
+  const std::vector<std::int32_t> targets = make_targets(row);
+  const auto counts = [&](Policy& of) {
+    std::vector<std::vector<std::int64_t>> out;
+    for (const autograd::ExpertLoad& load : of.forward(row, targets).expert_loads) out.push_back(load.tokens_of_expert);
+    of.backward(std::vector<float>(targets.size(), 0.0f));
+    return out;
+  };
+  const std::vector<std::vector<std::int64_t>> wanted(static_cast<std::size_t>(shape.num_layers), std::vector<std::int64_t>(8, 4));
+  EXPECT_NE(counts(routed), wanted);
+  EXPECT_EQ(counts(policy), wanted);
+  const std::vector<float> trained = policy.forward(row, targets).logp_T;
+  policy.backward(std::vector<float>(targets.size(), 0.0f));
+  EXPECT_EQ(policy.evaluate(row, targets).logp_T, trained) << "a validation is of the same model";
+  // A row that is cut in parts has the same experts as one that is whole.
+  policy.share_rows({.num_leaves = 2, .num_ranks = 1}, nullptr);
+  EXPECT_EQ(counts(policy), wanted);
+}
+
 TEST(RlTrainer, RefusesWrongBatches) {
   Scratch scratch("wrong");
   const auto policy = make_tiny_policy(scratch.path / "model");

@@ -9,8 +9,8 @@
 #include "base/files.hpp"
 #include "base/waiting.hpp"
 #include "nn/exact_parts.hpp"
-#include "nn/expert_stacks.hpp"
 #include "nn/peft.hpp"
+#include "nn/stored_layout.hpp"
 #include "nn/weight_files.hpp"
 #include "trainer/agreement.hpp"
 
@@ -59,7 +59,7 @@ SharedSave::SharedSave(const CheckpointOptions& options, const TrainProgress& pr
   if (!unit_folder_.empty() && writes_state_) copy_parts(policy, gradient_step.optimizer(), copies);
   if (!weights_folder_.empty())
     sources_ =
-        nn::stack_experts(weights_->config, policy.layered() != nullptr ? copy_layers(*policy.layered()) : nn::merged_sources(weights_));
+        nn::stored_sources(weights_->config, policy.layered() != nullptr ? copy_layers(*policy.layered()) : nn::merged_sources(weights_));
 }
 
 nn::WeightFileOptions SharedSave::file_options() const {

@@ -141,7 +141,7 @@ std::optional<Error> verify_proof(const WeightManifest& m, const WeightProof& pr
     add(fmt::format("the largest difference on the probe prompt is {:.3g} nats, allowed {:.3g}", difference, probe_tolerance));
   return Error(ErrorCode::kOutOfSync, fmt::format("[weights] engine and trainer do not hold the same policy after the update to version "
                                                   "{}: {}. No rollout of this version counts; look for a damaged broadcast, another base "
-                                                  "model or another compute dtype on the inference side",
+                                                  "model, rope_scaling or compute dtype on the inference side",
                                                   m.version.value, what));
 }
 

@@ -321,6 +321,26 @@ def test_weights_go_through_the_router_to_engines_that_join_late():
         check("is back after" in (folder / "of2/router.log").read_text(), (folder / "of2/router.log").read_text()[-600:])
 
 
+def test_copies_of_a_model_take_turns_if_that_is_wanted():
+    """Of `prl inference` with two engines: requests of one session by the policy of its router."""
+    for policy, wanted in (("consistent_hash", [0, 6]), ("round_robin", [3, 3])):
+        with harness.workspace("router-policy") as folder:
+            model, port = harness.tiny_model(folder / "model"), free_ports(3)
+            with harness.running("inference", "--model.name", model, "--server.port", port, "--backend-port", port + 1, "--parallel.dp", 2,
+                                 "--router.type", "vllm-router", "--router.policy", policy, "--compute.device", "cpu", "--compute.num-threads", 1,
+                                 "--output-dir", folder / "out", log=folder / "log"):
+                def engines():
+                    with contextlib.suppress(OSError):
+                        return harness.request(port, "GET", "/engines")[1]["engines"]
+                    return []
+                harness.wait_until(lambda: [e["state"] for e in engines()] == ["ready"] * 2, 60, "both engines")
+                for seed in range(6):
+                    status, reply = harness.request(port, "POST", "/v1/completions", {"model": str(model), "prompt": "ab", "max_tokens": 4, "seed": seed},
+                                                    headers={"X-Session-ID": "one"})
+                    check(status == 200, f"status {status}: {reply}")
+                check(sorted(e["num_finished"] for e in engines()) == wanted, f"{policy}: {engines()}")
+
+
 def prefix_hits(folder, count, num_sessions=16, num_turns=4):
     """The part of all prompt tokens that `count` engines found in their caches, over conversations that grow turn by turn."""
     with engines_and_router(folder, count) as (model, engines, port):
@@ -355,4 +375,4 @@ harness.main(test_one_engine_and_three_give_equal_rollouts, test_devices_that_sh
              test_layers_without_rotary_positions_are_sampled_as_they_are_trained, test_engines_that_die_cost_no_rollout, test_an_engine_that_hangs_is_replaced_and_costs_no_bit,
              test_weights_from_the_trainers_memory_are_those_of_files_and_an_engine_that_misses_one_catches_up,
              test_a_stream_goes_on_with_the_same_tokens_when_its_engine_is_killed,
-             test_weights_go_through_the_router_to_engines_that_join_late, test_four_engines_find_prefixes_as_one_does)
+             test_weights_go_through_the_router_to_engines_that_join_late, test_copies_of_a_model_take_turns_if_that_is_wanted, test_four_engines_find_prefixes_as_one_does)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Mixtral, OLMo 2, Phi-3, GPT-OSS and Qwen 3.5 from nothing to RL in lock-step, with their files' own names of tensors and modules."""
+"""Mixtral, OLMo 2, Phi-3, GPT-OSS, Qwen 3.5 and Qwen3-Next from nothing to RL in lock-step, with their files' own names of tensors and modules."""
 import json
 import os
 
@@ -19,6 +19,11 @@ FAMILIES = {
     # Two layers: one of linear attention, and the last one of softmax attention.
     "qwen3_5": (["--head-dim", 64], ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj",
                                      "up_proj", "down_proj"], ["self_attn.q_norm.weight", "self_attn.q_proj.weight"]),
+    # And experts beside a shared one, of which the shared one is adapted.
+    "qwen3_next": (["--head-dim", 64, "--num-experts", 6, "--num-experts-per-tok", 2],
+                   ["in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj", "shared_expert"],
+                   ["self_attn.q_norm.weight", "mlp.gate.weight", "mlp.experts.5.up_proj.weight", "mlp.shared_expert.down_proj.weight",
+                    "mlp.shared_expert_gate.weight"]),
 }
 MODEL_TYPES = {"qwen3_5": "qwen3_5_text"}
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -79,7 +84,7 @@ def test_adapters_have_the_names_of_the_familys_modules():
             merged = fine_tune(folder, "one", *lora("model", family, "--ckpt.weights.save-adapter-separately", "--optim.lr", "2e-2", "--compute.dtype", "float32"))
             adapter = next((folder / "one").rglob("adapter_model.safetensors"))
             config = json.loads((adapter.parent / "adapter_config.json").read_text())
-            if family != "mixtral":  # whose experts are named one by one
+            if family not in ("mixtral", "qwen3_next"):  # whose experts are named one by one, and so is the shared one
                 check(sorted(config["target_modules"]) == sorted(targets), f"{family}: {config['target_modules']}")
             prl("convert", folder / "model", folder / "merged", "--adapter", adapter.parent, "--dtype", "float32")
             check(harness.tensor_digest(folder / "merged") == merged, f"{family}: merged by convert, other weights than the trainer's")
@@ -89,7 +94,7 @@ def test_adapters_have_the_names_of_the_familys_modules():
 
 
 def test_layers_that_cannot_be_shared_are_refused():
-    for family in ("olmo2", "phi3", "qwen3_5", "gpt_oss"):
+    for family in ("olmo2", "phi3", "qwen3_5", "gpt_oss", "qwen3_next"):
         with harness.workspace(f"family-shared-{family}") as folder:
             prepare(folder, family)
             said = "".join(prl("inference", "--model.name", folder / "model", "--parallel.tp", 2, "--compute.device", "cpu", "--server.port",

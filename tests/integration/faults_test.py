@@ -4,7 +4,6 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
 import time
 
 import harness
@@ -132,8 +131,11 @@ def test_a_closed_terminal_ends_a_run_cleanly():
     with harness.workspace("hangup") as folder:
         config = harness.rl_config(folder / "rl.toml", harness.warm_model(), max_steps=400)
         out, log = folder / "out", folder / "log"
-        with harness.running("rl", "@", config, "--output-dir", out, "--ckpt", log=log) as process:
+        with contextlib.ExitStack() as stack:
+            with harness.hangups(signal.SIG_DFL):
+                process = stack.enter_context(harness.running("rl", "@", config, "--output-dir", out, "--ckpt", log=log))
             harness.wait_until(lambda: (out / "rollouts/step_3").exists() or process.poll() is not None, 60, "step 3")
+            check(process.poll() is None, f"the run ended before the terminal was closed: {log.read_text()[-2000:]}")
             process.send_signal(signal.SIGHUP)
             status = process.wait(180)
         text = log.read_text()
@@ -142,17 +144,13 @@ def test_a_closed_terminal_ends_a_run_cleanly():
         check(saved, f"nothing was saved: {text[-2000:]}")
         # Under nohup the signal is ignored, and must stay so.
         config = harness.rl_config(folder / "short.toml", harness.warm_model(), max_steps=6)
-        with open(folder / "nohup.log", "wb") as stream:
-            kept = subprocess.Popen([harness.PRL, "rl", "@", str(config), "--output-dir", str(folder / "kept")], stdout=stream, stderr=stream,
-                                    preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
-            try:
-                harness.wait_until(lambda: (folder / "kept/rollouts/step_2").exists() or kept.poll() is not None, 60, "step 2")
-                kept.send_signal(signal.SIGHUP)
-                check(kept.wait(360) == 0, f"exit status {kept.returncode}: {(folder / 'nohup.log').read_text()[-2000:]}")
-            finally:
-                if kept.poll() is None:
-                    kept.kill()
-                    kept.wait(10)
+        log = folder / "nohup.log"
+        with contextlib.ExitStack() as stack:
+            with harness.hangups(signal.SIG_IGN):
+                kept = stack.enter_context(harness.running("rl", "@", config, "--output-dir", folder / "kept", log=log))
+            harness.wait_until(lambda: (folder / "kept/rollouts/step_2").exists() or kept.poll() is not None, 60, "step 2")
+            kept.send_signal(signal.SIGHUP)
+            check(kept.wait(360) == 0, f"exit status {kept.returncode}: {log.read_text()[-2000:]}")
 
 
 harness.main(test_a_second_run_leaves_the_first_ones_server_alone, test_a_server_started_by_hand_takes_weights_from_one_run,

@@ -70,6 +70,17 @@ def running(*arguments, cwd=None, env=None, log=None):
 
 
 @contextlib.contextmanager
+def hangups(action):
+    """What SIGHUP does to processes that are started in the block, whatever it does to this one: under `nohup make test` it is ignored, and
+    they would inherit that. Main thread only."""
+    before = signal.signal(signal.SIGHUP, action)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@contextlib.contextmanager
 def heartbeats(first_status=200):
     """(URL, paths that were asked for so far) of a server that takes heartbeats; it answers the first one with `first_status`."""
     beats = []

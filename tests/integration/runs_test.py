@@ -288,10 +288,15 @@ def behind_a_router(folder, *flags, **top):
         ends_well(role, "the run")
         harness.wait_until(lambda: has_state(out, "one", "ended"), 60, "the trainer to end the run")
         harness.wait_until(lambda: states().get(late) == "ready" and states().get(second) == "down", 60, "one to be ready and one to be missed")
-        proof = harness.request(port, "GET", "/weight_proof?adapter=one")[1]
-        check(proof["policy_version"] == steps - 1, f"{proof}")
+
+        def proofs():
+            return [harness.request(each, "GET", "/weight_proof?adapter=one")[1] for each in (port, first, late)]
+        # Of step 9's policy the last batch is sampled. Step 10's, of which none is, comes to the engines or not: the run may have ended by then,
+        # while an order that it gave is still carried out.
+        harness.wait_until(lambda: len({json.dumps(proof, sort_keys=True) for proof in proofs()}) == 1, 30, "all engines to have one adapter")
+        proof = proofs()[0]
+        check(proof["policy_version"] in (steps - 1, steps), f"{proof}")
         for each in (first, late):
-            check(harness.request(each, "GET", "/weight_proof?adapter=one")[1] == proof, "an engine has another adapter")
             runs = harness.request(each, "GET", "/runs")[1]["data"]
             check([(run["name"], run["weight"]) for run in runs] == [("one", 2)], f"an engine was not told of the run: {runs}")
         counted = harness.request(port, "GET", "/runs")[1]["data"][0]["num_generation_tokens"]

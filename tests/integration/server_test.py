@@ -140,6 +140,33 @@ def test_requests_are_held_during_a_pause_and_an_update():
         check(status == 200 and body["policy_version"]["end"] == 7, f"after a failed update: {status} {body}")
 
 
+def test_an_override_of_the_rotary_scaling_serves_longer_texts_and_takes_no_trainers_weights():
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    with harness.workspace("rope") as folder:
+        model = harness.tiny_model(folder / "model", "--max-position-embeddings", 128)
+        written = folder / "written"
+        shutil.copytree(model, written)
+        config = json.loads((written / "config.json").read_text())
+        (written / "config.json").write_text(json.dumps({**config, "rope_scaling": yarn, "max_position_embeddings": 512}))
+        answers, prompt = [], "abcd" * 60  # more than the 128 tokens that the model has by itself
+        for name, flags in ((model, ["--model.rope-scaling", json.dumps(yarn)]), (written, [])):
+            port = harness.free_port()
+            with harness.running("inference", "--model.name", name, "--server.port", port, "--compute.device", "cpu", "--output-dir", folder / "out", *flags,
+                                 log=folder / "log") as process:
+                harness.wait_until(lambda: harness.is_healthy(port) or process.poll() is not None, 60, "the server")
+                body = {"model": str(name), "prompt": prompt, "max_tokens": 40, "temperature": 0, "logprobs": 1, "ignore_eos": True}
+                status, reply = request(port, "POST", "/v1/completions", body)
+                check(status == 200 and reply["usage"]["prompt_tokens"] > 128, f"{status} {reply}")
+                answers.append((reply["choices"][0]["text"], reply["choices"][0]["logprobs"]))
+                status, reply = request(port, "POST", "/update_weights", {"weight_dir": str(written), "version": 1})
+                if flags:
+                    check(status == 400 and "model.rope_scaling" in json.dumps(reply), f"{status} {reply}")
+                    check(request(port, "POST", "/reload_weights")[0] == 200, "its own weights are refused")
+                else:
+                    check(status == 200, f"{status} {reply}")
+        check(answers[0] == answers[1], "the override is another model than a file that says the same")
+
+
 def test_a_client_that_leaves_cancels_its_request():
     with server() as (port, _):
         for fields in ({}, {"stream": True}):
@@ -255,5 +282,5 @@ def test_blocks_without_room_in_the_cache_come_back_from_host_memory():
 if __name__ == "__main__":
     harness.main(test_bad_requests_are_refused_by_name, test_keys_guard_their_routes, test_a_full_queue_answers_429,
                  test_requests_are_held_during_a_pause_and_an_update, test_a_client_that_leaves_cancels_its_request,
-                 test_a_taken_port_is_named, test_its_lines_are_kept_in_a_file, test_a_thousand_connections_with_32_running,
+                 test_an_override_of_the_rotary_scaling_serves_longer_texts_and_takes_no_trainers_weights, test_a_taken_port_is_named, test_its_lines_are_kept_in_a_file, test_a_thousand_connections_with_32_running,
                  test_blocks_without_room_in_the_cache_come_back_from_host_memory)

@@ -74,8 +74,11 @@ TEST_P(CudaDecoderTest, TrainsLikeTheCpu) {
     worst = std::max(worst, e);
   }
   const bool is_f32 = compute == DType::kF32;
+  // In bf16 some tokens have other experts on the other side, most of them behind linear attention, where roundings add up over a row.
+  const bool has_others = config_.num_experts > 0 && !config_.linear.layers.empty();
+  const double least_cosine = is_f32 ? 0.99999 : has_others ? 0.9 : 0.995;
   EXPECT_LT(error, is_f32 ? 1e-5 : 0.03);
-  EXPECT_LT(worst, is_f32 ? 2e-4 : 0.5);
+  EXPECT_LT(worst, is_f32 ? 2e-4 : has_others ? 2.0 : 0.5);
   for (std::size_t p = 0; p < cpu.parameters->named().size(); ++p) {
     const std::vector<float> a = cpu.grad(p), b = gpu.grad(p);
     double dot = 0, aa = 0, bb = 0;
@@ -86,8 +89,13 @@ TEST_P(CudaDecoderTest, TrainsLikeTheCpu) {
     }
     // bf16: each side rounds on its own way; a k bias has a gradient of noise alone, and few numbers show what more would level out.
     const bool is_noise = cpu.parameters->named()[p].name.ends_with("k_proj.bias") || a.size() < 16;
-    EXPECT_GT(dot / std::sqrt(aa * bb), is_f32 ? 0.99999 : is_noise ? 0.8 : 0.995) << cpu.parameters->named()[p].name;
-    EXPECT_NEAR(std::sqrt(bb / aa), 1.0, is_f32 ? 1e-4 : is_noise ? 0.3 : 0.03) << cpu.parameters->named()[p].name;
+    EXPECT_GT(dot / std::sqrt(aa * bb), !is_f32 && is_noise ? 0.8 : least_cosine) << cpu.parameters->named()[p].name;
+    EXPECT_NEAR(std::sqrt(bb / aa), 1.0,
+                is_f32       ? 1e-4
+                : is_noise   ? (has_others ? 0.6 : 0.3)
+                : has_others ? 0.1
+                             : 0.03)
+        << cpu.parameters->named()[p].name;
   }
 }
 
@@ -208,7 +216,9 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"olmo2", DType::kF32, ModelSize::kSmall}, Case{"phi3", DType::kBF16, ModelSize::kSmall},
                       Case{"phi3", DType::kBF16, ModelSize::kEven}, Case{"qwen3_5_text", DType::kBF16, ModelSize::kSmall},
                       Case{"qwen3_5_text", DType::kF32, ModelSize::kSmall}, Case{"qwen3_5_text", DType::kBF16, ModelSize::kEven},
-                      Case{"gpt_oss_window", DType::kBF16, ModelSize::kSmall}, Case{"gpt_oss", DType::kF32, ModelSize::kSmall}));
+                      Case{"qwen3_next", DType::kBF16, ModelSize::kSmall}, Case{"qwen3_next", DType::kF32, ModelSize::kSmall},
+                      Case{"qwen3_5_moe_text", DType::kBF16, ModelSize::kEven}, Case{"gpt_oss_window", DType::kBF16, ModelSize::kSmall},
+                      Case{"gpt_oss", DType::kF32, ModelSize::kSmall}));
 
 }  // namespace
 }  // namespace prl::nn

@@ -35,6 +35,8 @@ struct Family {
   bool has_long_rope = false;             ///< LongRoPE in place of Llama 3's scaling and YaRN
   bool has_layer_ropes = false;           ///< rotary parameters by type of layer: those of full attention may be scaled
   std::string_view multimodal_type = {};  ///< model_type of files that hold such a model as "text_config" beside others, if there are any
+  bool drops_mtp = false;                 ///< tensors "mtp.*" for multi-token prediction, which files may hold, are left out
+  bool has_dense_mlps = true;             ///< `intermediate_size` says their width; else all layers have experts
   bool has_mxfp4 = false;                 ///< experts in blocks of 4-bit numbers, which are read as what they stand for
 };
 
@@ -64,6 +66,19 @@ void read_common_window(const ConfigReader& reader, std::int64_t without, bool i
 void read_qwen_window(const ConfigReader& reader, ModelConfig& config);
 /// Head size, biases and norms of Qwen 3, with experts or without.
 void read_qwen3_attention(const ConfigReader& reader, ModelConfig& config);
+/// Layers of linear attention beside such of softmax attention with gated heads, and norms that add one: Qwen 3.5 and Qwen3-Next.
+void read_gated_layers(const ConfigReader& reader, ModelConfig& config);
+void describe_gated_layers(const ModelConfig& config, boost::json::object& object);
+/// Experts that a softmax over all chooses (Qwen 3), where config.json says nothing.
+struct SoftmaxExperts {
+  std::int64_t num_experts = 0, num_active = 0, size = 0;
+};
+/// Numbers and widths of experts, and of one with a gate that all tokens pass where `has_shared` says so. Error{kCorrupt} if a token has
+/// more than there are.
+void read_softmax_experts(const ConfigReader& reader, const SoftmaxExperts& without, bool has_shared, ModelConfig& config);
+void describe_softmax_experts(const ModelConfig& config, boost::json::object& object);
+/// Sets dense_layers by `decoder_sparse_step` and `mlp_only_layers`.
+void read_sparse_layers(const ConfigReader& reader, ModelConfig& config);
 /// Adds the keys that read_window() reads with these `keys`.
 void describe_window(const ModelConfig& config, const WindowKeys& keys, boost::json::object& object);
 /// Those of read_common_window() without a switch.
@@ -79,6 +94,8 @@ extern const Family kQwen2Family;
 extern const Family kQwen3Family;
 extern const Family kQwen3MoeFamily;
 extern const Family kQwen35Family;
+extern const Family kQwen35MoeFamily;
+extern const Family kQwen3NextFamily;
 extern const Family kGlm4MoeFamily;
 extern const Family kMixtralFamily;
 extern const Family kOlmo2Family;

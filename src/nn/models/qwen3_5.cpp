@@ -25,7 +25,9 @@ std::int64_t read_head_size(const ConfigReader& reader, const char* key) {
   return size;
 }
 
-void configure_qwen3_5(const ConfigReader& reader, ModelConfig& config) {
+}  // namespace
+
+void read_gated_layers(const ConfigReader& reader, ModelConfig& config) {
   config.head_dim = reader.integer("head_dim", 256, 2, 1024);
   config.attention_bias = reader.boolean("attention_bias", false);
   if (config.attention_bias)
@@ -33,6 +35,7 @@ void configure_qwen3_5(const ConfigReader& reader, ModelConfig& config) {
          config.model_type);
   if (!reader.boolean("attn_output_gate", true))
     fail(ErrorCode::kNotImplemented, "{}: key 'attn_output_gate' is false; this build has heads with gates only", reader.subject());
+  refuse_dropout(reader, {"attention_dropout"});
   config.qk_norm = config.gates_heads = config.norms_add_one = true;
   LinearAttention& linear = config.linear;
   linear.layers = read_linear_layers(reader, config.num_layers);
@@ -46,7 +49,7 @@ void configure_qwen3_5(const ConfigReader& reader, ModelConfig& config) {
          linear.num_value_heads, linear.num_key_heads);
 }
 
-void describe_qwen3_5(const ModelConfig& config, boost::json::object& object) {
+void describe_gated_layers(const ModelConfig& config, boost::json::object& object) {
   object["attention_bias"] = false;
   object["attn_output_gate"] = true;
   object["partial_rotary_factor"] = config.partial_rotary_factor;
@@ -61,16 +64,15 @@ void describe_qwen3_5(const ModelConfig& config, boost::json::object& object) {
   object["linear_conv_kernel_dim"] = config.linear.num_taps;
 }
 
-}  // namespace
-
 const Family kQwen35Family{.model_type = "qwen3_5_text",
                            .architecture = "Qwen3_5ForCausalLM",
-                           .configure = configure_qwen3_5,
-                           .describe = describe_qwen3_5,
+                           .configure = read_gated_layers,
+                           .describe = describe_gated_layers,
                            .partial_rotary_factor = 0.25,
                            .max_position = 32768,
                            .num_kv_heads = 4,
                            .rotates_parts = true,
-                           .multimodal_type = "qwen3_5"};
+                           .multimodal_type = "qwen3_5",
+                           .drops_mtp = true};
 
 }  // namespace prl::nn

@@ -250,6 +250,34 @@ void swiglu_rows_backward(OpContext& ctx, TensorView dgate_up_R2F, TensorView df
   });
 }
 
+void row_gates(OpContext& ctx, TensorView gates_T, ConstTensorView x_TH, ConstTensorView w_H) {
+  const std::int64_t H = x_TH.shape.num_cols();
+  const Kernels& k = kernels(ctx);
+  parallel_rows(ctx, x_TH.shape.num_rows(), 2 * H, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t)
+      gates_T.as<float>()[t] = sigmoid(k.dot_weights(row_bytes(x_TH, t), w_H.as<float>(), H, x_TH.dtype));
+  });
+}
+
+void row_gates_backward(OpContext& ctx, TensorView dx_TH, TensorView dw_H, ConstTensorView dgates_T, ConstTensorView gates_T,
+                        ConstTensorView x_TH, ConstTensorView w_H, bool accumulate) {
+  constexpr std::int64_t kRows = 128;  // per partial sum of dw; part of the order of summation
+  const std::int64_t T = x_TH.shape.num_rows(), H = x_TH.shape.num_cols(), blocks = (T + kRows - 1) / kRows;
+  const std::int64_t stride = (H + 15) / 16 * 16;
+  float* const partial = static_cast<float*>(ctx.workspace->require(static_cast<std::size_t>(blocks * stride) * sizeof(float)));
+  const Kernels& k = kernels(ctx);
+  parallel(ctx, blocks, [&](std::int64_t b) {
+    float* const dw = partial + b * stride;
+    std::fill(dw, dw + H, 0.0f);
+    for (std::int64_t t = b * kRows; t < std::min(T, (b + 1) * kRows); ++t) {
+      const float gate = gates_T.as<float>()[t], dlogit = dgates_T.as<float>()[t] * (gate * (1.0f - gate));
+      k.accumulate_scaled(dw, row_bytes(x_TH, t), dlogit, H, x_TH.dtype);
+      if (dx_TH.data != nullptr) k.store_scaled(row_bytes(dx_TH, t), w_H.as<float>(), dlogit, H, accumulate, x_TH.dtype);
+    }
+  });
+  for (std::int64_t b = 0; dw_H.data != nullptr && b < blocks; ++b) k.accumulate(dw_H.as<float>(), partial + b * stride, H, DType::kF32);
+}
+
 namespace {
 
 /// gate[i], up[i] = pairs[2i], pairs[2i + 1].

@@ -232,6 +232,11 @@ struct Kernels {
   void (*accumulate)(float* acc, const void* x, std::int64_t n, DType) = nullptr;
   void (*scale_row)(void* out, const void* x, float factor, std::int64_t n, DType) = nullptr;
   float (*dot_row)(const void* a, const void* b, std::int64_t n, DType) = nullptr;
+  float (*dot_weights)(const void* x, const float* w, std::int64_t n, DType) = nullptr;
+  /// x[n] = factor * w[n], or += if `accumulate`.
+  void (*store_scaled)(void* x, const float* w, float factor, std::int64_t n, bool accumulate, DType) = nullptr;
+  /// acc[n] += factor * x[n].
+  void (*accumulate_scaled)(float* acc, const void* x, float factor, std::int64_t n, DType) = nullptr;
   /// out[n] (+)= c[n] + bias[n], rounded to the dtype; bias may be null.
   void (*store_row)(void* out, const float* c, const float* bias, std::int64_t n, bool accumulate, DType) = nullptr;
   float (*sum_squares)(const float* x, std::int64_t n) = nullptr;

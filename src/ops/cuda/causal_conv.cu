@@ -6,15 +6,22 @@
 #include "ops/cuda/gated.cuh"
 #include "ops/cuda/sums.hpp"
 
-// The causal convolution of linear attention. A thread has one channel and goes through some tokens, the last inputs in registers, so that
-// an input is read once and the reads of a warp lie side by side.
+// The causal convolution of linear attention. A thread has one channel, or four neighbouring ones where rows are aligned for it, and goes
+// through some tokens with the last inputs in registers, so that an input is read once and the reads of a warp lie side by side. The
+// operations of a channel are the same in both forms.
 
 namespace prl::ops::cuda {
 namespace {
 
 constexpr int kConvBlock = 128;
-/// Tokens of a thread, forward.
-constexpr std::int64_t kConvTokens = 16;
+/// Channels of a thread where rows are aligned for it: 8 bytes of bf16. With 8 of them registers leave too few warps.
+constexpr int kWideChannels = 4;
+/// Above so many taps the wide form would not fit into registers.
+constexpr int kMaxWideTaps = 4;
+/// Tokens of a thread, forward: kTaps - 1 more are read before them.
+constexpr int kConvTokens = 32;
+/// Tokens whose inputs a thread reads before it computes with the first.
+constexpr int kConvBatch = 4;
 /// Tokens of a partial sum of the weights' gradient: at least so many, and at most so many sums.
 constexpr std::int64_t kMinConvGroup = 64, kMaxConvGroups = 128;
 
@@ -27,8 +34,8 @@ struct ConvArgs {
   const std::int32_t *start, *slot, *begin;  ///< start == nullptr: sequence s has row s alone
   const std::int32_t* context_len;           ///< in place of `begin`: with the token here
   float* partial_dw;                         ///< [groups, C, W]
-  std::int64_t y_stride, x_stride, dy_stride, num_tokens, group_tokens;
-  int num_sequences, num_channels;
+  std::int64_t y_stride, x_stride, dy_stride;
+  int num_tokens, group_tokens, num_sequences, num_channels;
 };
 
 template <typename T>
@@ -40,9 +47,41 @@ __device__ __forceinline__ std::int64_t end_row(const ConvArgs<T>& a, int s) {
   return a.start != nullptr ? a.start[s + 1] : s + 1;
 }
 
-/// The sequence of a token: the last that starts at it or before.
-__device__ __forceinline__ int sequence_of(const std::int32_t* start, int num_sequences, std::int64_t token) {
-  if (start == nullptr) return static_cast<int>(token);
+/// Elements of neighbouring channels as they lie in memory; at first zeros.
+template <typename T, int kChannels>
+struct Neighbours {
+  static_assert(std::is_same_v<T, __nv_bfloat16> && kChannels == kWideChannels);
+  uint2 words = make_uint2(0, 0);
+  __device__ __forceinline__ void read(const T* p) { words = *reinterpret_cast<const uint2*>(p); }
+  __device__ __forceinline__ void unpack(float (&v)[kChannels]) const {
+    const std::uint32_t pairs[] = {words.x, words.y};
+#pragma unroll
+    for (int j = 0; j < kChannels; ++j) v[j] = unpacked<T>(pairs, j);
+  }
+  static __device__ __forceinline__ void write(T* p, const float (&v)[kChannels]) {
+    *reinterpret_cast<uint2*>(p) = make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]));
+  }
+};
+template <typename T>
+struct Neighbours<T, 1> {
+  T value = from_float<T>(0.0f);
+  __device__ __forceinline__ void read(const T* p) { value = *p; }
+  __device__ __forceinline__ void unpack(float (&v)[1]) const { v[0] = to_float(value); }
+  static __device__ __forceinline__ void write(T* p, const float (&v)[1]) { *p = from_float<T>(v[0]); }
+};
+
+/// The tokens of a thread that are of one sequence, and where that lies.
+struct ConvPart {
+  int s, first, end, sequence_first, sequence_end;
+};
+/// Of tokens [first, last), the part that begins at `first`, which is in sequence `s` or in a later one.
+__device__ __forceinline__ ConvPart part_at(const std::int32_t* start, int s, int first, int last) {
+  while (start[s + 1] <= first) ++s;  // sequences without tokens, too
+  const int sequence_end = start[s + 1];
+  return {s, first, min(last, sequence_end), start[s], sequence_end};
+}
+/// The last sequence that starts at a token or before.
+__device__ __forceinline__ int sequence_of(const std::int32_t* start, int num_sequences, int token) {
   int low = 0, high = num_sequences;  // start[low] <= token < start[high]
   while (high - low > 1) {
     const int middle = (low + high) / 2;
@@ -52,11 +91,20 @@ __device__ __forceinline__ int sequence_of(const std::int32_t* start, int num_se
 }
 
 /// Input `i` of a sequence, counted from its first row here.
+template <typename T, int kTaps, int kChannels>
+__device__ __forceinline__ Neighbours<T, kChannels> conv_inputs(const ConvArgs<T>& a, int s, std::int64_t i, int c) {
+  Neighbours<T, kChannels> x;
+  if (i >= 0)
+    x.read(a.x + (first_row(a, s) + i) * a.x_stride + c);
+  else if (a.slot != nullptr && a.slot[s] >= 0 && (a.context_len != nullptr ? a.context_len[s] > 1 : a.begin[s] != 0))
+    x.read(a.state + (static_cast<std::int64_t>(a.slot[s]) * (kTaps - 1) + kTaps - 1 + i) * a.num_channels + c);
+  return x;
+}
 template <typename T, int kTaps>
 __device__ __forceinline__ float conv_input(const ConvArgs<T>& a, int s, std::int64_t i, int c) {
-  if (i >= 0) return to_float(a.x[(first_row(a, s) + i) * a.x_stride + c]);
-  if (a.slot == nullptr || a.slot[s] < 0 || (a.context_len != nullptr ? a.context_len[s] <= 1 : a.begin[s] == 0)) return 0.0f;
-  return to_float(a.state[(static_cast<std::int64_t>(a.slot[s]) * (kTaps - 1) + kTaps - 1 + i) * a.num_channels + c]);
+  float x[1];
+  conv_inputs<T, kTaps, 1>(a, s, i, c).unpack(x);
+  return x[0];
 }
 
 template <int kTaps>
@@ -67,39 +115,96 @@ __device__ __forceinline__ float conv_sum(const float (&weight)[kTaps], const fl
   return sum;
 }
 
-/// A window over a channel's inputs, the newest last.
-template <typename T, int kTaps>
-struct ConvWindow {
-  float x[kTaps];
-  int s = -1;
-  std::int64_t end = 0;  ///< of the sequence
-  __device__ __forceinline__ void move_to(const ConvArgs<T>& a, std::int64_t token, int c) {
-    if (s < 0 || token >= end) {
-      s = sequence_of(a.start, a.num_sequences, token);
-      end = end_row(a, s);
-#pragma unroll
-      for (int w = 0; w < kTaps; ++w) x[w] = conv_input<T, kTaps>(a, s, token - first_row(a, s) - (kTaps - 1) + w, c);
-      return;
-    }
-#pragma unroll
-    for (int w = 0; w < kTaps - 1; ++w) x[w] = x[w + 1];
-    x[kTaps - 1] = to_float(a.x[token * a.x_stride + c]);
-  }
-};
+/// Channel j's inputs of a batch: rows before it in x[0 .. kTaps - 2], its own behind them.
+template <int kTaps, int kChannels>
+using ConvRows = float[kTaps - 1 + kConvBatch][kChannels];
 
-template <typename T, int kTaps>
-__global__ void __launch_bounds__(kConvBlock) conv_kernel(const ConvArgs<T> a) {
-  const int c = static_cast<int>(blockIdx.x) * kConvBlock + static_cast<int>(threadIdx.x);
-  if (c >= a.num_channels) return;
-  float weight[kTaps];
+template <int kTaps, int kChannels>
+__device__ __forceinline__ float conv_sum_at(const float (&weight)[kChannels][kTaps], const ConvRows<kTaps, kChannels>& x, int token,
+                                             int j) {
+  float sum = 0.0f;
 #pragma unroll
-  for (int w = 0; w < kTaps; ++w) weight[w] = a.weight[static_cast<std::int64_t>(c) * kTaps + w];
-  ConvWindow<T, kTaps> window;
-  const std::int64_t first = blockIdx.y * kConvTokens, last = min(a.num_tokens, first + kConvTokens);
-  for (std::int64_t t = first; t < last; ++t) {
-    window.move_to(a, t, c);
-    const float sum = conv_sum(weight, window.x);
-    a.y[t * a.y_stride + c] = from_float<T>(sum * sigmoid(sum));
+  for (int w = 0; w < kTaps; ++w) sum = fmaf(weight[j][w], x[token + w][j], sum);
+  return sum;
+}
+/// The rows before the next batch.
+template <int kTaps, int kChannels>
+__device__ __forceinline__ void move_on(ConvRows<kTaps, kChannels>& rows) {
+#pragma unroll
+  for (int w = 0; w < kTaps - 1; ++w)
+#pragma unroll
+    for (int j = 0; j < kChannels; ++j) rows[w][j] = rows[w + kConvBatch][j];
+}
+/// The inputs before a part.
+template <typename T, int kTaps, int kChannels>
+__device__ __forceinline__ void read_before(ConvRows<kTaps, kChannels>& x, const ConvArgs<T>& a, const ConvPart& part, int c) {
+#pragma unroll
+  for (int w = 0; w < kTaps - 1; ++w)
+    conv_inputs<T, kTaps, kChannels>(a, part.s, part.first - part.sequence_first - (kTaps - 1) + w, c).unpack(x[w]);
+}
+/// Of channels c and behind it; 16 bytes at a time where there are several.
+template <int kTaps, int kChannels>
+__device__ __forceinline__ void read_taps(float (&weight)[kChannels][kTaps], const float* taps, int c) {
+  const float* from = taps + static_cast<std::int64_t>(c) * kTaps;
+  float flat[kChannels * kTaps];
+  if constexpr (kChannels > 1) {
+#pragma unroll
+    for (int i = 0; i < kChannels * kTaps; i += 4) {
+      const float4 v = *reinterpret_cast<const float4*>(from + i);
+      flat[i] = v.x, flat[i + 1] = v.y, flat[i + 2] = v.z, flat[i + 3] = v.w;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kTaps; ++i) flat[i] = from[i];
+  }
+#pragma unroll
+  for (int j = 0; j < kChannels; ++j)
+#pragma unroll
+    for (int w = 0; w < kTaps; ++w) weight[j][w] = flat[j * kTaps + w];
+}
+
+/// Tokens [t, t + kConvBatch) of a part, as far as there are such: kWhole, if all are.
+template <bool kWhole, typename T, int kTaps, int kChannels>
+__device__ __forceinline__ void conv_batch(const ConvArgs<T>& a, const float (&weight)[kChannels][kTaps], ConvRows<kTaps, kChannels>& x,
+                                           int t, int end, int c) {
+  const T* from = a.x + t * a.x_stride + c;
+  T* to = a.y + t * a.y_stride + c;
+  Neighbours<T, kChannels> read[kConvBatch];
+#pragma unroll
+  for (int i = 0; i < kConvBatch; ++i)
+    if (kWhole || t + i < end) read[i].read(from + i * a.x_stride);
+#pragma unroll
+  for (int i = 0; i < kConvBatch; ++i) {
+    read[i].unpack(x[kTaps - 1 + i]);
+    if (!kWhole && t + i >= end) break;
+    float y[kChannels];
+#pragma unroll
+    for (int j = 0; j < kChannels; ++j) {
+      const float sum = conv_sum_at<kTaps, kChannels>(weight, x, i, j);
+      y[j] = sum * sigmoid(sum);
+    }
+    Neighbours<T, kChannels>::write(to + i * a.y_stride, y);
+  }
+  move_on<kTaps, kChannels>(x);
+}
+
+template <typename T, int kTaps, int kChannels>
+__global__ void __launch_bounds__(kConvBlock) conv_kernel(const ConvArgs<T> a) {
+  const int c = (static_cast<int>(blockIdx.x) * kConvBlock + static_cast<int>(threadIdx.x)) * kChannels;
+  if (c >= a.num_channels) return;
+  float weight[kChannels][kTaps];
+  read_taps<kTaps, kChannels>(weight, a.weight, c);
+  const int first = static_cast<int>(blockIdx.y) * kConvTokens, last = min(a.num_tokens, first + kConvTokens);
+  int s = sequence_of(a.start, a.num_sequences, first);
+  for (int done = first; done < last;) {
+    const ConvPart part = part_at(a.start, s, done, last);
+    ConvRows<kTaps, kChannels> x;
+    read_before<T, kTaps, kChannels>(x, a, part, c);
+    int t = part.first;
+#pragma unroll 1
+    for (; t + kConvBatch <= part.end; t += kConvBatch) conv_batch<true, T, kTaps, kChannels>(a, weight, x, t, part.end, c);
+    if (t < part.end) conv_batch<false, T, kTaps, kChannels>(a, weight, x, t, part.end, c);
+    done = part.end, s = part.s;
   }
 }
 
@@ -138,43 +243,97 @@ __global__ void __launch_bounds__(kConvBlock) conv_step_kernel(const ConvArgs<T>
     a.state[(static_cast<std::int64_t>(a.slot[s]) * (kTaps - 1) + i) * a.num_channels + c] = from_float<T>(x[i + 1]);
 }
 
-/// A thread has a channel and a group of tokens: their inputs' gradients, for which it looks at the tokens behind them too, and their part
-/// of that of the weights.
-template <typename T, int kTaps>
-__global__ void __launch_bounds__(kConvBlock) conv_backward_kernel(const ConvArgs<T> a) {
-  const int c = static_cast<int>(blockIdx.x) * kConvBlock + static_cast<int>(threadIdx.x);
-  if (c >= a.num_channels) return;
-  float weight[kTaps], dw[kTaps] = {}, d[kTaps] = {};  // d: gradients of the last sums, the newest last
+/// What a thread of the gradient keeps of its channels: besides inputs the gradients of the sums, which lie in rows as the inputs do.
+template <int kTaps, int kChannels>
+struct ConvGradient {
+  float weight[kChannels][kTaps], dw[kChannels][kTaps] = {};
+  ConvRows<kTaps, kChannels> x, d;
+};
+
+/// Token i of the batch: the gradient of its sum, and what that adds to the weights' gradient.
+template <int kTaps, int kChannels>
+__device__ __forceinline__ void add_token(ConvGradient<kTaps, kChannels>& g, const float (&dy)[kChannels], int i, bool is_of_group) {
 #pragma unroll
-  for (int w = 0; w < kTaps; ++w) weight[w] = a.weight[static_cast<std::int64_t>(c) * kTaps + w];
-  const std::int64_t first = blockIdx.y * a.group_tokens, last = min(a.num_tokens, first + a.group_tokens);
-  ConvWindow<T, kTaps> window;
-  // Step t brings the sum of token t, and completes the gradient of the input kTaps - 1 before it.
-  for (std::int64_t t = first; t < last + kTaps - 1; ++t) {
-    const std::int64_t of_input = t - (kTaps - 1);
+  for (int j = 0; j < kChannels; ++j) {
+    const float sum = conv_sum_at<kTaps, kChannels>(g.weight, g.x, i, j), s = quick_sigmoid(sum);
+    const float d = dy[j] * fmaf(sum * s, 1.0f - s, s);
+    g.d[kTaps - 1 + i][j] = d;
+    if (!is_of_group) continue;
 #pragma unroll
-    for (int w = 0; w < kTaps - 1; ++w) d[w] = d[w + 1];
-    d[kTaps - 1] = 0.0f;
-    if (t < a.num_tokens) {
-      window.move_to(a, t, c);
-      const float sum = conv_sum(weight, window.x), s = sigmoid(sum);
-      d[kTaps - 1] = to_float(a.dy[t * a.dy_stride + c]) * fmaf(sum * s, 1.0f - s, s);
-      if (t < last) {
+    for (int w = 0; w < kTaps; ++w) g.dw[j][w] = fmaf(d, g.x[i + w][j], g.dw[j][w]);
+  }
+}
+
+/// Tokens [t, t + kConvBatch): each brings the gradient of its sum and completes that of the input kTaps - 1 before it. kWhole: all are of
+/// the part; else some may be behind it, in its sequence or not.
+template <bool kWhole, typename T, int kTaps, int kChannels>
+__device__ __forceinline__ void conv_backward_batch(const ConvArgs<T>& a, ConvGradient<kTaps, kChannels>& g, int t, const ConvPart& part,
+                                                    int c) {
+  const T *x = a.x + t * a.x_stride + c, *dy = a.dy + t * a.dy_stride + c;
+  T* dx = a.y + (t - (kTaps - 1)) * a.y_stride + c;
+  Neighbours<T, kChannels> read_x[kConvBatch], read_dy[kConvBatch];
 #pragma unroll
-        for (int w = 0; w < kTaps; ++w) dw[w] = fmaf(d[kTaps - 1], window.x[w], dw[w]);
-      }
-    }
-    if (of_input < first) continue;
-    // Tap w of token of_input + kTaps - 1 - w, as far as the input's sequence goes.
-    const std::int64_t end = a.start[sequence_of(a.start, a.num_sequences, of_input) + 1];
-    float dx = 0.0f;
-#pragma unroll
-    for (int w = 0; w < kTaps; ++w)
-      if (of_input + kTaps - 1 - w < end) dx = fmaf(weight[w], d[kTaps - 1 - w], dx);
-    a.y[of_input * a.y_stride + c] = from_float<T>(dx);
+  for (int i = 0; i < kConvBatch; ++i) {
+    if (!kWhole && (t + i >= part.sequence_end || t + i >= part.end + kTaps - 1)) continue;
+    read_x[i].read(x + i * a.x_stride);
+    read_dy[i].read(dy + i * a.dy_stride);
   }
 #pragma unroll
-  for (int w = 0; w < kTaps; ++w) a.partial_dw[(blockIdx.y * static_cast<std::int64_t>(a.num_channels) + c) * kTaps + w] = dw[w];
+  for (int i = 0; i < kConvBatch; ++i) {
+    float d[kChannels];
+    read_x[i].unpack(g.x[kTaps - 1 + i]);
+    read_dy[i].unpack(d);
+    // Behind the sequence d is 0, and so is the gradient of the sum.
+    add_token<kTaps, kChannels>(g, d, i, kWhole || t + i < part.end);
+    const int input = t + i - (kTaps - 1);
+    if (input < part.first || (!kWhole && input >= part.end)) continue;
+    float sum[kChannels];
+#pragma unroll
+    for (int j = 0; j < kChannels; ++j) {
+      sum[j] = 0.0f;
+#pragma unroll
+      for (int w = 0; w < kTaps; ++w) sum[j] = fmaf(g.weight[j][w], g.d[kTaps - 1 + i - w][j], sum[j]);
+    }
+    Neighbours<T, kChannels>::write(dx + i * a.y_stride, sum);
+  }
+  move_on<kTaps, kChannels>(g.x);
+  move_on<kTaps, kChannels>(g.d);
+}
+
+/// A thread has channels and a group of tokens: their inputs' gradients, for which it looks at the tokens behind them too, and their part
+/// of that of the weights.
+template <typename T, int kTaps, int kChannels>
+__global__ void __launch_bounds__(kConvBlock) conv_backward_kernel(const ConvArgs<T> a) {
+  const int c = (static_cast<int>(blockIdx.x) * kConvBlock + static_cast<int>(threadIdx.x)) * kChannels;
+  if (c >= a.num_channels) return;
+  ConvGradient<kTaps, kChannels> g;
+  read_taps<kTaps, kChannels>(g.weight, a.weight, c);
+  const int first = static_cast<int>(blockIdx.y) * a.group_tokens, last = min(a.num_tokens, first + a.group_tokens);
+  int s = sequence_of(a.start, a.num_sequences, first);
+  for (int done = first; done < last;) {
+    const ConvPart part = part_at(a.start, s, done, last);
+    read_before<T, kTaps, kChannels>(g.x, a, part, c);
+#pragma unroll
+    for (int w = 0; w < kTaps - 1; ++w)
+#pragma unroll
+      for (int j = 0; j < kChannels; ++j) g.d[w][j] = 0.0f;
+    int t = part.first;
+#pragma unroll 1
+    for (; t + kConvBatch <= part.end; t += kConvBatch) conv_backward_batch<true, T, kTaps, kChannels>(a, g, t, part, c);
+#pragma unroll 1
+    for (; t < part.end + kTaps - 1; t += kConvBatch) conv_backward_batch<false, T, kTaps, kChannels>(a, g, t, part, c);
+    done = part.end, s = part.s;
+  }
+  float* out = a.partial_dw + (blockIdx.y * static_cast<std::int64_t>(a.num_channels) + c) * kTaps;
+  if constexpr (kChannels > 1) {
+    const float* flat = &g.dw[0][0];
+#pragma unroll
+    for (int i = 0; i < kChannels * kTaps; i += 4)
+      *reinterpret_cast<float4*>(out + i) = make_float4(flat[i], flat[i + 1], flat[i + 2], flat[i + 3]);
+  } else {
+#pragma unroll
+    for (int w = 0; w < kTaps; ++w) out[w] = g.dw[0][w];
+  }
 }
 
 /// body(std::integral_constant) of 2 to 8 taps.
@@ -203,18 +362,26 @@ ConvArgs<T> conv_args(const OpContext& ctx, const TensorView& y, const ConstTens
           .context_len = rows.context_len_B.as<std::int32_t>(),
           .y_stride = y.row_stride,
           .x_stride = x.row_stride,
-          .num_tokens = x.shape[0],
+          .num_tokens = static_cast<int>(x.shape[0]),
           .num_sequences = static_cast<int>(rows.is_by_index() ? rows.slot_B.shape[0] : static_cast<std::int64_t>(rows.start_S.size()) - 1),
           .num_channels = static_cast<int>(x.shape[1])};
 }
 dim3 conv_grid(std::int64_t num_channels, std::int64_t rows) {
   return {static_cast<unsigned>(ceil_div(num_channels, kConvBlock)), static_cast<unsigned>(rows)};
 }
+/// body(std::integral_constant) of the channels of a thread.
+template <typename T, int kTaps, typename Body>
+void with_channels(bool wide, Body&& body) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16> && kTaps <= kMaxWideTaps)
+    if (wide) return body(std::integral_constant<int, kWideChannels>{});
+  body(std::integral_constant<int, 1>{});
+}
 
 }  // namespace
 
 void causal_conv(OpContext& ctx, TensorView y_TC, ConstTensorView x_TC, ConstTensorView weight_CW, TensorView state_SWC,
                  const StateRows& rows) {
+  const bool wide = is_wide(y_TC) && is_wide(x_TC) && is_aligned(weight_CW.data, 16) && is_aligned(state_SWC.data, 16);
   with_type(x_TC.dtype, [&](auto t) {
     using T = decltype(t);
     ConvArgs<T> a = conv_args<T>(ctx, y_TC, x_TC, weight_CW, rows);
@@ -224,7 +391,11 @@ void causal_conv(OpContext& ctx, TensorView y_TC, ConstTensorView x_TC, ConstTen
       if (is_a_step(rows))
         return launch_chained(stream_of(ctx), conv_step_kernel<T, kTaps>, conv_grid(a.num_channels, a.num_sequences), dim3(kConvBlock), 0,
                               a);
-      conv_kernel<T, kTaps><<<conv_grid(a.num_channels, ceil_div(a.num_tokens, kConvTokens)), kConvBlock, 0, stream_of(ctx)>>>(a);
+      with_channels<T, kTaps>(wide, [&](auto channels) {
+        constexpr int kChannels = decltype(channels)::value;
+        const dim3 grid = conv_grid(ceil_div(a.num_channels, kChannels), ceil_div(a.num_tokens, kConvTokens));
+        conv_kernel<T, kTaps, kChannels><<<grid, kConvBlock, 0, stream_of(ctx)>>>(a);
+      });
       if (a.slot != nullptr) keep_inputs_kernel<T, kTaps><<<conv_grid(a.num_channels, a.num_sequences), kConvBlock, 0, stream_of(ctx)>>>(a);
     });
   });
@@ -236,15 +407,21 @@ void causal_conv_backward(OpContext& ctx, TensorView dx_TC, TensorView dweight_C
   const std::int64_t group_tokens = std::max(kMinConvGroup, ceil_div(x_TC.shape[0], kMaxConvGroups));
   const std::int64_t groups = ceil_div(x_TC.shape[0], group_tokens), size = weight_CW.shape.num_elements();
   auto* partial = static_cast<float*>(ctx.workspace->require(static_cast<std::size_t>(groups * size) * sizeof(float)));
+  const bool wide = is_wide(dx_TC) && is_wide(dy_TC) && is_wide(x_TC) && is_aligned(weight_CW.data, 16);
   with_type(x_TC.dtype, [&](auto t) {
     using T = decltype(t);
     ConvArgs<T> a = conv_args<T>(ctx, dx_TC, x_TC, weight_CW, rows);
     a.dy = dy_TC.as<T>();
     a.dy_stride = dy_TC.row_stride;
     a.partial_dw = partial;
-    a.group_tokens = group_tokens;
+    a.group_tokens = static_cast<int>(group_tokens);
     with_taps(weight_CW.shape[1], [&](auto taps) {
-      conv_backward_kernel<T, decltype(taps)::value><<<conv_grid(a.num_channels, groups), kConvBlock, 0, stream_of(ctx)>>>(a);
+      constexpr int kTaps = decltype(taps)::value;
+      with_channels<T, kTaps>(wide, [&](auto channels) {
+        constexpr int kChannels = decltype(channels)::value;
+        const dim3 grid = conv_grid(ceil_div(a.num_channels, kChannels), groups);
+        conv_backward_kernel<T, kTaps, kChannels><<<grid, kConvBlock, 0, stream_of(ctx)>>>(a);
+      });
     });
   });
   PRL_CUDA_CHECK(cudaGetLastError());

@@ -15,6 +15,16 @@ constexpr std::int64_t kMinGateGroup = 64, kMaxGateGroups = 1024;
 /// The widest head whose gradient of the weight fits into shared memory without asking for more.
 constexpr std::int64_t kMaxGatedHead = 48 * 1024 / (kGateWarps * static_cast<std::int64_t>(sizeof(float)));
 
+// Heads of up to kNarrowHead elements: a lane has kVec of them, so that a warp has two heads. In which form a head is read follows from
+// rows, but the order of its sums from its size alone.
+constexpr int kHeadLanes = 16, kNarrowHead = kHeadLanes * kVec, kWarpHeads = kWarp / kHeadLanes;
+/// Blocks of the forward pass for each multiprocessor: as many as fit. Each reads the weight once.
+constexpr std::int64_t kNarrowBlocks = 10;
+/// Of the gradient: two blocks fit on a multiprocessor, of which an H100 or H200 has 132. Sums follow the number of groups, which
+/// therefore depends on no device.
+constexpr int kNarrowGradientBlock = 512, kNarrowGradientWarps = kNarrowGradientBlock / kWarp;
+constexpr std::int64_t kMaxNarrowGroups = 264;
+
 template <typename T>
 struct GatedNormArgs {
   T *y, *dgate;  ///< y: dx of the gradient
@@ -22,6 +32,7 @@ struct GatedNormArgs {
   const float* w;
   float* partial_dw;  ///< [groups, D]
   std::int64_t y_stride, dgate_stride, x_stride, gate_stride, dy_stride, num_heads, heads_of_token, group_heads;
+  int step_tokens, step_heads;  ///< from a warp's heads to its next ones, where they are narrow
   int head_dim;
   float inverse_dim, eps;
   /// Where a head begins in a view of this stride.
@@ -30,7 +41,125 @@ struct GatedNormArgs {
   }
 };
 
-/// One warp per head; a lane has every 32nd element.
+/// kVec elements, rounded in pairs.
+template <bool kWide, typename T>
+__device__ __forceinline__ void store_rounded(T* p, const float (&v)[kVec], int count) {
+  if constexpr (kWide && std::is_same_v<T, __nv_bfloat16>) {
+    *reinterpret_cast<uint4*>(p) = make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7]));
+  } else {
+    store<kWide>(p, v, count);
+  }
+}
+/// Those of a lane: `count` elements from p, perhaps none.
+template <bool kWide, typename T>
+__device__ __forceinline__ void load_some(float (&v)[kVec], const T* p, int count) {
+  if (count > 0) {
+    load<kWide>(v, p, count);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) v[i] = 0.0f;
+}
+
+/// Where a lane of narrow heads stands. Steps are without divisions, which would take longer than a head.
+struct NarrowHead {
+  int token, head;  ///< head: of the token
+  template <typename T>
+  __device__ __forceinline__ NarrowHead(const GatedNormArgs<T>& a, std::int64_t index)
+      : token(static_cast<int>(index / a.heads_of_token)), head(static_cast<int>(index % a.heads_of_token)) {}
+  template <typename T>
+  __device__ __forceinline__ std::int64_t at(const GatedNormArgs<T>& a, std::int64_t stride, int column) const {
+    return static_cast<std::int64_t>(token) * stride + (head * a.head_dim + column);
+  }
+  template <typename T>
+  __device__ __forceinline__ void move_on(const GatedNormArgs<T>& a) {
+    token += a.step_tokens, head += a.step_heads;
+    if (head >= a.heads_of_token) head -= static_cast<int>(a.heads_of_token), ++token;
+  }
+};
+
+/// Warps of all blocks take kWarpHeads heads each, then the next.
+template <typename T, bool kWide>
+__global__ void __launch_bounds__(kGateBlock) narrow_gated_norm_kernel(const GatedNormArgs<T> a) {
+  let_next_begin();
+  const int column = static_cast<int>(threadIdx.x) % kHeadLanes * kVec, count = a.head_dim - column;
+  float w[kVec];
+  load_some<kWide>(w, a.w + column, count);
+  const int of_warp = static_cast<int>(threadIdx.x) % kWarp / kHeadLanes;
+  const std::int64_t first = (static_cast<std::int64_t>(blockIdx.x) * kGateBlock + threadIdx.x) / kWarp * kWarpHeads;
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * (kGateBlock / kHeadLanes);
+  NarrowHead here(a, first + of_warp);
+  wait_for_previous();
+  // Warps go on as a whole: their sums are over all of their lanes.
+  for (std::int64_t left = a.num_heads - first; left > 0; left -= step, here.move_on(a)) {
+    const int there = of_warp < left ? count : 0;
+    float x[kVec], gate[kVec], squares = 0.0f;
+    load_some<kWide>(x, a.x + here.at(a, a.x_stride, column), there);
+    load_some<kWide>(gate, a.gate + here.at(a, a.gate_stride, column), there);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) squares = fmaf(x[i], x[i], squares);
+    const float scale = norm_scale(warp_sum<kHeadLanes>(squares), a.inverse_dim, a.eps);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) x[i] = x[i] * scale * w[i] * (gate[i] * sigmoid(gate[i]));
+    if (there > 0) store_rounded<kWide>(a.y + here.at(a, a.y_stride, column), x, there);
+  }
+}
+
+/// A block has a group of heads, of which its warps take kWarpHeads each, then the next. A lane sums the weight's gradient of its columns;
+/// then its two heads' sums are added, and those of the warps in order.
+template <typename T, bool kWide>
+__global__ void __launch_bounds__(kNarrowGradientBlock, 2) narrow_gated_norm_backward_kernel(const GatedNormArgs<T> a) {
+  __shared__ float sums[kNarrowGradientWarps][kNarrowHead];
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, column = static_cast<int>(threadIdx.x) % kHeadLanes * kVec,
+            count = a.head_dim - column;
+  float w[kVec], dw[kVec] = {};
+  load_some<kWide>(w, a.w + column, count);
+  const int of_warp = static_cast<int>(threadIdx.x) % kWarp / kHeadLanes;
+  const std::int64_t first = blockIdx.x * a.group_heads;
+  NarrowHead here(a, first + warp * kWarpHeads + of_warp);
+  int left = static_cast<int>(min(a.group_heads, a.num_heads - first)) - warp * kWarpHeads;
+  for (; left > 0; left -= kNarrowGradientBlock / kHeadLanes, here.move_on(a)) {
+    const int there = of_warp < left ? count : 0;
+    float x[kVec], gate[kVec], d[kVec];
+    load_some<kWide>(x, a.x + here.at(a, a.x_stride, column), there);
+    load_some<kWide>(gate, a.gate + here.at(a, a.gate_stride, column), there);
+    load_some<kWide>(d, a.dy + here.at(a, a.dy_stride, column), there);
+    float2 part = make_float2(0.0f, 0.0f);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      const float open = quick_sigmoid(gate[i]), silu = gate[i] * open;
+      gate[i] = d[i] * fmaf(silu, 1.0f - open, open) * w[i];
+      d[i] *= silu;
+      part.x = fmaf(x[i], x[i], part.x);
+      part.y = fmaf(d[i] * w[i], x[i], part.y);
+    }
+    const float scale = norm_scale(warp_sum<kHeadLanes>(part.x), a.inverse_dim, a.eps);
+    const float k = warp_sum<kHeadLanes>(part.y) * scale * scale * scale * a.inverse_dim;
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      const float v = x[i] * scale;
+      dw[i] = fmaf(d[i], v, dw[i]);
+      gate[i] *= v;
+      d[i] = fmaf(-k, x[i], d[i] * w[i] * scale);
+    }
+    if (there <= 0) continue;
+    store_rounded<kWide>(a.dgate + here.at(a, a.dgate_stride, column), gate, there);
+    store_rounded<kWide>(a.y + here.at(a, a.y_stride, column), d, there);
+  }
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) dw[i] += __shfl_xor_sync(kFullWarp, dw[i], kHeadLanes);
+  if (threadIdx.x % kWarp < kHeadLanes) store<true>(sums[warp] + column, dw, kVec);
+  __syncthreads();
+  const int i = static_cast<int>(threadIdx.x);
+  if (i >= a.head_dim) return;
+  float total = sums[0][i];
+#pragma unroll
+  for (int other = 1; other < kNarrowGradientWarps; ++other) total += sums[other][i];
+  a.partial_dw[blockIdx.x * static_cast<std::int64_t>(a.head_dim) + i] = total;
+}
+
+/// One warp per head, wider than narrow ones; a lane has every 32nd element.
 template <typename T>
 __global__ void __launch_bounds__(kGateBlock) gated_norm_kernel(const GatedNormArgs<T> a) {
   let_next_begin();
@@ -100,6 +229,43 @@ GatedNormArgs<T> gated_norm_args(const TensorView& y, const ConstTensorView& x, 
           .inverse_dim = 1.0f / static_cast<float>(D),
           .eps = eps};
 }
+
+template <typename T>
+void set_step(GatedNormArgs<T>& a, std::int64_t heads) {
+  a.step_tokens = static_cast<int>(heads / a.heads_of_token);
+  a.step_heads = static_cast<int>(heads % a.heads_of_token);
+}
+
+template <typename T>
+void launch_narrow_gated_norm(OpContext& ctx, GatedNormArgs<T> a, bool wide) {
+  constexpr std::int64_t kBlockHeads = kGateBlock / kHeadLanes;
+  // As many rounds as the largest grid takes, then no more blocks than fill them.
+  const std::int64_t all = ceil_div(a.num_heads, kBlockHeads), rounds = ceil_div(all, kNarrowBlocks * num_multiprocessors(ctx));
+  const std::int64_t blocks = ceil_div(all, rounds);
+  set_step(a, blocks * kBlockHeads);
+  with_bool(wide, [&](auto is_wide_form) {
+    launch_chained(stream_of(ctx), narrow_gated_norm_kernel<T, decltype(is_wide_form)::value>, dim3(static_cast<unsigned>(blocks)),
+                   dim3(kGateBlock), 0, a);
+  });
+}
+
+template <typename T>
+void launch_gated_norm_backward(OpContext& ctx, GatedNormArgs<T> a, std::int64_t groups, bool wide) {
+  const auto grid = static_cast<unsigned>(groups);
+  if (a.head_dim > kNarrowHead) {
+    gated_norm_backward_kernel<T>
+        <<<grid, kGateBlock, static_cast<std::size_t>(kGateWarps * a.head_dim) * sizeof(float), stream_of(ctx)>>>(a);
+  } else {
+    set_step(a, kNarrowGradientBlock / kHeadLanes);
+    with_bool(wide, [&](auto is_wide_form) {
+      narrow_gated_norm_backward_kernel<T, decltype(is_wide_form)::value><<<grid, kNarrowGradientBlock, 0, stream_of(ctx)>>>(a);
+    });
+  }
+  PRL_CUDA_CHECK(cudaGetLastError());
+}
+
+/// Whether heads begin where kVec elements can be read at once.
+bool has_wide_heads(const ConstTensorView& w) { return is_aligned(w.data, 16) && w.shape[0] % kVec == 0; }
 
 /// Attention heads with gates among other columns, in Units of an element or of 16 bytes. Column c of a row without gates is that of
 /// `gated(c)` in a row with them.
@@ -192,6 +358,8 @@ void gated_head_norm(OpContext& ctx, TensorView y_TV, ConstTensorView x_TV, Cons
   with_type(x_TV.dtype, [&](auto t) {
     using T = decltype(t);
     const GatedNormArgs<T> a = gated_norm_args<T>(y_TV, x_TV, gate_TV, w_D, eps);
+    if (a.head_dim <= kNarrowHead)
+      return launch_narrow_gated_norm(ctx, a, has_wide_heads(w_D) && is_wide(y_TV) && is_wide(x_TV) && is_wide(gate_TV));
     launch_chained(stream_of(ctx), gated_norm_kernel<T>, dim3(static_cast<unsigned>(ceil_div(a.num_heads, kGateWarps))), dim3(kGateBlock),
                    0, a);
   });
@@ -202,7 +370,8 @@ void gated_head_norm_backward(OpContext& ctx, TensorView dx_TV, TensorView dgate
   const std::int64_t D = w_D.shape[0], heads = x_TV.shape.num_elements() / D;
   if (D > kMaxGatedHead)
     fail(ErrorCode::kNotImplemented, "[gated_head_norm_backward] heads of {}; the kernel takes up to {}", D, kMaxGatedHead);
-  const std::int64_t group = std::max(kMinGateGroup, ceil_div(heads, kMaxGateGroups)), groups = ceil_div(heads, group);
+  const std::int64_t max_groups = D <= kNarrowHead ? kMaxNarrowGroups : kMaxGateGroups;
+  const std::int64_t group = std::max(kMinGateGroup, ceil_div(heads, max_groups)), groups = ceil_div(heads, group);
   auto* partial = static_cast<float*>(ctx.workspace->require(static_cast<std::size_t>(groups * D) * sizeof(float)));
   with_type(x_TV.dtype, [&](auto t) {
     using T = decltype(t);
@@ -213,10 +382,9 @@ void gated_head_norm_backward(OpContext& ctx, TensorView dx_TV, TensorView dgate
     a.dy_stride = dy_TV.row_stride;
     a.partial_dw = partial;
     a.group_heads = group;
-    gated_norm_backward_kernel<T>
-        <<<static_cast<unsigned>(groups), kGateBlock, static_cast<std::size_t>(kGateWarps * D) * sizeof(float), stream_of(ctx)>>>(a);
+    launch_gated_norm_backward(
+        ctx, a, groups, has_wide_heads(w_D) && is_wide(dx_TV) && is_wide(dgate_TV) && is_wide(dy_TV) && is_wide(x_TV) && is_wide(gate_TV));
   });
-  PRL_CUDA_CHECK(cudaGetLastError());
   add_rows(ctx, dw_D.as<float>(), partial, groups, D);
 }
 

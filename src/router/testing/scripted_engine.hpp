@@ -24,13 +24,20 @@ namespace prl::router::testing {
 /// Tokens of a reply are functions of the seed and the place alone, as an engine's are of seed, prompt and weights.
 inline std::int64_t token_at(std::int64_t seed, std::int64_t place) { return (seed * 31 + place * 7) % 1000; }
 
-/// A fleet that notices in milliseconds what another would in seconds.
+/// A fleet that asks often. An engine that answers is never taken for a silent one, however slow the machine is.
 inline FleetOptions quick_fleet() {
   FleetOptions options;
   options.probe_interval = std::chrono::milliseconds(20);
   options.retry_interval = std::chrono::milliseconds(10);
-  options.probe_timeout = std::chrono::milliseconds(300);
+  options.probe_timeout = std::chrono::seconds(60);
   options.num_failed_probes = 2;
+  return options;
+}
+
+/// The same, and a silent engine is soon given up: for tests that have one. On a machine under load it may lose others for a moment.
+inline FleetOptions hasty_fleet() {
+  FleetOptions options = quick_fleet();
+  options.probe_timeout = std::chrono::milliseconds(500);
   return options;
 }
 

@@ -21,15 +21,14 @@ class DefaultRenderer : public Renderer {
     if (options.thinking_retention != ThinkingRetention::kAuto && options.thinking_retention != ThinkingRetention::kTemplate)
       fail(ErrorCode::kInvalidArgument,
            "[renderer] 'default' cannot keep reasoning that its template drops; name the model's own renderer");
-    if (!options.tool_parser.empty() && options.tool_parser != "hermes" && options.tool_parser != "qwen3" &&
-        options.tool_parser != "qwen3.5")
-      fail(ErrorCode::kInvalidArgument, "[renderer] tool_parser '{}' is not known; known: hermes, qwen3, qwen3.5", options.tool_parser);
+    const bool is_xml = options.tool_parser == "qwen3.5" || options.tool_parser == "qwen3_coder";
+    if (!options.tool_parser.empty() && options.tool_parser != "hermes" && options.tool_parser != "qwen3" && !is_xml)
+      fail(ErrorCode::kInvalidArgument, "[renderer] tool_parser '{}' is not known; known: hermes, qwen3, qwen3.5, qwen3_coder",
+           options.tool_parser);
     if (!options.reasoning_parser.empty() && options.reasoning_parser != "think")
       fail(ErrorCode::kInvalidArgument, "[renderer] reasoning_parser '{}' is not known; known: think", options.reasoning_parser);
     parse_.stop_ids = tokenizer_->stop_ids();
-    parse_.tools = options.tool_parser.empty()        ? ToolSyntax::kNone
-                   : options.tool_parser == "qwen3.5" ? ToolSyntax::kXml
-                                                      : ToolSyntax::kHermes;
+    parse_.tools = options.tool_parser.empty() ? ToolSyntax::kNone : is_xml ? ToolSyntax::kXml : ToolSyntax::kHermes;
     parse_.reads_thinking = !options.reasoning_parser.empty();
   }
 

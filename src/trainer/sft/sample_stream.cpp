@@ -113,8 +113,6 @@ const std::vector<std::string>& conversation_columns() {
 class DataStream final : public SampleStream {
  public:
   DataStream(const config::SftDataConfig& data, const SftText& text, const io::HubSettings& hub) : data_(data), text_(text) {
-    if (data.pack_function == config::PackFunction::kStack)
-      fail(ErrorCode::kNotImplemented, "[data.pack_function] 'stack' is not built: use 'cat', which wastes nothing");
     for (const auto& [subset, split] : wanted_parts(data)) add_part(subset, split, hub);
     std::vector<std::size_t> sizes;
     for (const Part& part : parts_) sizes.push_back(static_cast<std::size_t>(part.last - part.first));

@@ -27,11 +27,16 @@ double perplexity(double loss) { return std::exp(std::min(loss, 20.0)); }
 
 struct BatchShape {
   std::int64_t batch_size, seq_len, micro_batch_size;
+  config::PackFunction pack_function;
   std::int64_t capacity() const { return seq_len * micro_batch_size; }
 };
 
 BatchShape shape_of(const config::SftData& data) {
-  const BatchShape shape = std::visit([](const auto& d) { return BatchShape{d.batch_size, d.seq_len, d.micro_batch_size}; }, data);
+  const BatchShape shape = std::visit(
+      [](const auto& d) {
+        return BatchShape{d.batch_size, d.seq_len, d.micro_batch_size, d.pack_function};
+      },
+      data);
   if (shape.batch_size % shape.micro_batch_size != 0)
     fail(ErrorCode::kInvalidArgument, "[data.batch_size] {} is no multiple of data.micro_batch_size {}", shape.batch_size,
          shape.micro_batch_size);
@@ -83,11 +88,11 @@ bool EvaluatedWeights::are_due_at(std::int64_t step, const std::optional<std::in
   return step == last_step || std::ranges::any_of(intervals, [&](std::int64_t interval) { return step % interval == 0; });
 }
 
-double validation_loss(Policy& policy, SampleStream& stream, std::int64_t capacity) {
-  RowPacker packer(stream, capacity);
+double validation_loss(Policy& policy, SampleStream& stream, std::int64_t capacity, config::PackFunction pack_function) {
+  const std::unique_ptr<Packer> packer = make_packer(pack_function, stream, capacity);
   double sum = 0;
   std::int64_t count = 0;
-  while (const auto row = packer.next_until(stream.epoch_size())) {
+  while (const auto row = packer->next_until(stream.epoch_size())) {
     const std::vector<std::int32_t> targets = make_targets(*row);
     const nn::TokenStats stats = policy.evaluate(*row, targets);
     for (std::size_t i = 0; i < targets.size(); ++i)
@@ -109,7 +114,7 @@ class SftTraining final : public Training {
         shape_(shape_of(options.data)),
         stream_(make_stream(options.data, options.text, options.hub, policy.config().vocab_size)),
         val_stream_(options.val ? make_stream(options.val->data, options.text, options.hub, policy.config().vocab_size) : nullptr),
-        packer_(checked(*stream_, val_stream_.get()), shape_.capacity()),
+        packer_(make_packer(shape_.pack_function, checked(*stream_, val_stream_.get()), shape_.capacity())),
         shares_(stream_->part_names()),
         gradient_step_(policy, options.step),
         peak_(options.peak_flops),
@@ -119,23 +124,25 @@ class SftTraining final : public Training {
 
   void begin(const TrainProgress& progress) override {
     start_step_ = step_ = progress.step;
-    packer_.seek(progress.data_position);
+    packer_->seek({.position = progress.data_position, .pending = progress.data_pending});
     if (options_.evaluated && options_.evaluated->publishes_start && step_ > 0) publish();
   }
 
   void recover(const TrainProgress& progress) override {
-    packer_.seek(progress.data_position);
+    packer_->seek({.position = progress.data_position, .pending = progress.data_pending});
     step_ = progress.step;
     if (step_ > start_step_) publish();  // the rank that is gone may not have come to it
   }
 
   bool next(std::int64_t step, monitor::Metrics& metrics) override {
     if (gradient_step_.is_any_rank(stop_.stop_requested())) return false;
-    if (options_.val && is_validation_due(*options_.val, step, start_step_))
-      put_validation(metrics, step, validation_loss(policy_, *val_stream_, shape_of(options_.val->data).capacity()));
+    if (options_.val && is_validation_due(*options_.val, step, start_step_)) {
+      const BatchShape shape = shape_of(options_.val->data);
+      put_validation(metrics, step, validation_loss(policy_, *val_stream_, shape.capacity(), shape.pack_function));
+    }
     train_start_ = Clock::now();  // a validation is not part of the throughput
     rows_.clear();
-    for (std::int64_t i = 0; i < shape_.batch_size / shape_.micro_batch_size; ++i) rows_.push_back(packer_.next());
+    for (std::int64_t i = 0; i < shape_.batch_size / shape_.micro_batch_size; ++i) rows_.push_back(packer_->next());
     return true;
   }
 
@@ -153,10 +160,12 @@ class SftTraining final : public Training {
     step_ = ++progress.step;
     progress.total_tokens += result.num_tokens;
     for (const wire::MicroBatch& row : rows_) {
-      progress.total_samples += static_cast<std::int64_t>(row.sequence_lengths.size());
+      progress.total_samples += std::ranges::count_if(row.env_names, [](const std::string& part) { return !part.empty(); });
       shares_.add(row);
     }
-    progress.data_position = packer_.position();
+    PackerState packed = packer_->state();
+    progress.data_position = packed.position;
+    progress.data_pending = std::move(packed.pending);
     window_.add(result.num_tokens, seconds_since(train_start_), result.flops);
 
     put_step_metrics(metrics, result, *policy_.context().runtime);
@@ -204,7 +213,7 @@ class SftTraining final : public Training {
   std::stop_token stop_;
   BatchShape shape_;
   std::unique_ptr<SampleStream> stream_, val_stream_;
-  RowPacker packer_;
+  std::unique_ptr<Packer> packer_;
   PartShares shares_;
   GradientStep gradient_step_;
   ThroughputWindow window_;

@@ -18,7 +18,8 @@
 namespace prl::trainer {
 
 /// Cross entropy per target over one pass of a stream, weighted by tokens. Changes nothing.
-double validation_loss(Policy& policy, SampleStream& stream, std::int64_t capacity);
+double validation_loss(Policy& policy, SampleStream& stream, std::int64_t capacity,
+                       config::PackFunction pack_function = config::PackFunction::kCat);
 
 /// Weights that evaluations beside the run read.
 struct EvaluatedWeights {

@@ -96,6 +96,88 @@ TEST(SftTrainer, ResumeEqualsUninterruptedBitForBit) {
       EXPECT_EQ(one.steps[5 + i].at(name), three.steps[i].at(name)) << name;
 }
 
+/// Samples of up to 512 tokens, stacked in buckets of 256, 512 and 1,024.
+SftRunOptions stacked_options(const fs::path& root, std::int64_t max_steps) {
+  SftRunOptions options = fake_options(root, max_steps);
+  config::FakeDataConfig data = std::get<config::FakeDataConfig>(options.data);
+  data.seq_len = 512, data.micro_batch_size = 2, data.pack_function = config::PackFunction::kStack;
+  data.seed = 1;  // with which samples wait after two steps
+  options.data = data;
+  return options;
+}
+
+void make_long_model(const fs::path& folder) {
+  nn::InitModelOptions options = tiny_model();
+  options.max_position = 512;
+  nn::init_model(options, folder);
+}
+
+TEST(SftTrainer, AResumeOfStackedSamplesEqualsUninterruptedBitForBit) {
+  Scratch scratch("sft-stack-resume");
+  make_long_model(scratch.path / "model");
+  const auto whole = make_tiny_policy(scratch.path / "model"), second = make_tiny_policy(scratch.path / "model");
+  Recorder one, two, three;
+  run_sft(stacked_options(scratch.path / "a", 5), *whole, one.monitor, {});
+  {
+    const auto first = make_tiny_policy(scratch.path / "model");
+    run_sft(stacked_options(scratch.path / "b", 2), *first, two.monitor, {});
+  }
+  const std::string saved = read_file(scratch.path / "b/checkpoints/step_2/trainer/progress.json");
+  EXPECT_THAT(saved, HasSubstr("data_pending")) << "samples wait at the checkpoint, or the test shows nothing";
+  SftRunOptions options = stacked_options(scratch.path / "b", 5);
+  options.resume.emplace();
+  run_sft(options, *second, three.monitor, {});
+  EXPECT_EQ(masters(*whole), masters(*second));
+  ASSERT_EQ(three.steps.size(), 3u);
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(one.steps[2 + i].at("progress/num_tokens"), 2048.0 * static_cast<double>(3 + i)) << "rows are full";
+    for (const char* name : {"loss/mean", "progress/num_tokens", "progress/num_samples", "progress/epoch"})
+      EXPECT_EQ(one.steps[2 + i].at(name), three.steps[i].at(name)) << name;
+  }
+}
+
+TEST(SftTrainer, StackedSamplesHaveTheLossAndTheGradientOfJoinedOnes) {
+  Scratch scratch("sft-stack-loss");
+  make_long_model(scratch.path / "model");
+  config::FakeDataConfig data = std::get<config::FakeDataConfig>(stacked_options(scratch.path, 1).data);
+  std::vector<GradientStepResult> results;
+  std::vector<std::vector<std::vector<float>>> after;
+  for (const auto function : {config::PackFunction::kCat, config::PackFunction::kStack}) {
+    const auto policy = make_tiny_policy(scratch.path / "model");
+    const auto stream = make_fake_stream(data, policy->config().vocab_size);
+    const auto packer = make_packer(function, *stream, 1024);
+    std::vector<wire::MicroBatch> rows;
+    while (auto row = packer->next_until(12)) rows.push_back(std::move(*row));
+    GradientStepOptions options;
+    options.optim = config::SgdConfig{.lr = 0.1};
+    results.push_back(GradientStep(*policy, options).run(rows, PolicyVersion{1}));
+    after.push_back(masters(*policy));
+  }
+  EXPECT_GT(results[1].num_tokens, results[0].num_tokens) << "rows are filled up";
+  EXPECT_NEAR(results[0].loss, results[1].loss, 1e-9);
+  EXPECT_NEAR(results[0].grad_norm.value_or(0), results[1].grad_norm.value_or(0), 1e-6);
+  for (std::size_t tensor = 0; tensor < after[0].size(); ++tensor)
+    for (std::size_t i = 0; i < after[0][tensor].size(); ++i) ASSERT_NEAR(after[0][tensor][i], after[1][tensor][i], 1e-6) << tensor;
+}
+
+TEST(SftTrainer, AValidationOfStackedSamplesIsThatOfJoinedOnes) {
+  Scratch scratch("sft-stack-val");
+  write_lines(scratch.path / "val.jsonl", [] {
+    std::vector<std::string> lines;
+    for (int i = 0; i < 9; ++i)
+      lines.push_back(fmt::format(R"({{"prompt": "say {}", "completion": "{}"}})", i, std::string(10 + 37 * i, 'a')));
+    return lines;
+  }());
+  const SftText text = make_text_model(scratch.path / "model");
+  const auto policy = make_tiny_policy(scratch.path / "model");
+  config::SftDataConfig data;
+  data.name = (scratch.path / "val.jsonl").string();
+  const auto stream = make_data_stream(data, text, offline());
+  const double joined = validation_loss(*policy, *stream, 512),
+               stacked = validation_loss(*policy, *stream, 512, config::PackFunction::kStack);
+  EXPECT_NEAR(joined, stacked, 1e-12);
+}
+
 TEST(SftTrainer, StepsThatAreEvaluatedArePublishedAsTheyAreSaved) {
   Scratch scratch("sft-evaluated");
   SftRunOptions options = fake_options(scratch.path, 7);

@@ -139,6 +139,28 @@ float dot_row_t(const T* a, const T* b, std::int64_t n) {
 }
 
 template <typename T>
+float dot_weights_t(const T* x, const float* w, std::int64_t n) {
+  Vec sum = zero();
+  for_vectors(n, [&](std::int64_t i, int l) { sum = fma(get(x + i, l), get(w + i, l), sum); });
+  return reduce_add(sum);
+}
+
+template <typename T>
+void store_scaled_t(T* x, const float* w, float factor, std::int64_t n, bool accumulate) {
+  const Vec f = set1(factor);
+  for_vectors(n, [&](std::int64_t i, int l) {
+    const Vec v = get(w + i, l);
+    put(x + i, accumulate ? fma(f, v, get(x + i, l)) : f * v, l);
+  });
+}
+
+template <typename T>
+void accumulate_scaled_t(float* acc, const T* x, float factor, std::int64_t n) {
+  const Vec f = set1(factor);
+  for_vectors(n, [&](std::int64_t i, int l) { put(acc + i, fma(f, get(x + i, l), get(acc + i, l)), l); });
+}
+
+template <typename T>
 void store_row_t(T* out, const float* c, const float* bias, std::int64_t n, bool accumulate) {
   for_vectors(n, [&](std::int64_t i, int l) {
     Vec a = get(c + i, l);
@@ -203,6 +225,15 @@ void scale_row(void* out, const void* x, float factor, std::int64_t n, DType t) 
 }
 float dot_row(const void* a, const void* b, std::int64_t n, DType t) {
   return t == DType::kBF16 ? dot_row_t(bf16(a), bf16(b), n) : dot_row_t(f32(a), f32(b), n);
+}
+float dot_weights(const void* x, const float* w, std::int64_t n, DType t) {
+  return t == DType::kBF16 ? dot_weights_t(bf16(x), w, n) : dot_weights_t(f32(x), w, n);
+}
+void store_scaled(void* x, const float* w, float factor, std::int64_t n, bool acc, DType t) {
+  PRL_BY_DTYPE(t, store_scaled_t(f32(x), w, factor, n, acc), store_scaled_t(bf16(x), w, factor, n, acc))
+}
+void accumulate_scaled(float* acc, const void* x, float factor, std::int64_t n, DType t) {
+  PRL_BY_DTYPE(t, accumulate_scaled_t(acc, f32(x), factor, n), accumulate_scaled_t(acc, bf16(x), factor, n))
 }
 void store_row(void* out, const float* c, const float* bias, std::int64_t n, bool acc, DType t) {
   PRL_BY_DTYPE(t, store_row_t(f32(out), c, bias, n, acc), store_row_t(bf16(out), c, bias, n, acc))

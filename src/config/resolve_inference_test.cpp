@@ -1,0 +1,77 @@
+// Engines: how many, where, how requests are spread over them, and how they rotate positions.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "config/detail/test_support.hpp"
+#include "config/resolve.hpp"
+#include "config/text_format.hpp"
+
+namespace prl::config {
+namespace {
+
+using testing::error_of;
+using ::testing::HasSubstr;
+using testing::is_not_built;
+using ::testing::IsEmpty;
+using testing::kRlLine;
+using testing::load_line;
+
+TEST(ResolveInference, ServersThatAreCountedAreEngines) {
+  // vLLM's name for how many processes answer: each of ours is an engine of its own.
+  for (const auto& [flags, wanted] :
+       {std::pair("", 1), std::pair("--api-server-count 3", 3), std::pair("--api-server-count 2 --parallel.dp 4", 4),
+        std::pair("--api-server-count 4 --parallel.dp 2", 4)}) {
+    const InferenceConfig config = load_line<InferenceConfig>(std::string("inference --model.name m ") + flags).config;
+    EXPECT_EQ(config.parallel.dp, wanted) << flags;
+    EXPECT_EQ(config.api_server_count, wanted) << flags;
+  }
+}
+
+TEST(ResolveInference, CopiesOverSeveralNodesNeedTheAddressOfTheirRouter) {
+  const std::string line = "inference --model.name m --parallel.dp 4 ";
+  for (const char* flags : {"--parallel.dp-local 2", "--parallel.dp-start-rank 2", "--parallel.headless", "--api-server-count 0"})
+    EXPECT_THAT(error_of<InferenceConfig>(line + flags), HasSubstr("needs parallel.dp_address")) << flags;
+  EXPECT_THAT(error_of<InferenceConfig>(line + "--parallel.dp-address h --parallel.dp-local 3 --parallel.dp-start-rank 2"),
+              HasSubstr("the copies from 2 on are 3, but there are 4"));
+  EXPECT_TRUE(load_line<InferenceConfig>(line + "--parallel.dp-address h --api-server-count 0").config.parallel.headless);
+  EXPECT_EQ(
+      load_line<InferenceConfig>("inference --model.name m --deployment.type multi_node --deployment.gpus-per-node 4").config.parallel.dp,
+      8);
+}
+
+TEST(ResolveInference, RoutersSpreadRequestsByThePoliciesThatOursHas) {
+  const std::string line = "inference --model.name m --parallel.dp 2 --router.type vllm-router ";
+  const auto policy_of = [](const InferenceConfig& config) { return std::get<VllmRouterConfig>(config.router.value()).policy; };
+  EXPECT_EQ(policy_of(load_line<InferenceConfig>(line).config), RouterPolicy::kConsistentHash);
+  const auto turns = load_line<InferenceConfig>(line + "--router.policy round_robin");
+  EXPECT_EQ(policy_of(turns.config), RouterPolicy::kRoundRobin);
+  EXPECT_THAT(turns.not_built, IsEmpty());
+  EXPECT_THAT(load_line<InferenceConfig>("inference --model.name m --router None").not_built, IsEmpty());
+  for (const std::string policy : {"random", "cache_aware", "power_of_two"}) {
+    EXPECT_EQ(load_line<InferenceConfig>(line + "--router.policy " + policy).not_built.at(0).key, "router.policy") << policy;
+    EXPECT_EQ(load_line<RouterToolConfig>("router --policy " + policy).not_built.at(0).key, "policy") << policy;
+  }
+  EXPECT_THAT(error_of<InferenceConfig>(line + "--router.policy rendezvous"), HasSubstr("router.policy"));
+  EXPECT_TRUE(is_not_built(load_line<InferenceConfig>("inference --model.name m --router.type llm-d").not_built, "a router of llm-d"));
+  const std::string run = kRlLine + "--deployment.type single_node --inference.parallel.dp 2 --inference.router.type vllm-router ";
+  EXPECT_THAT(load_line<RlConfig>(run).not_built, IsEmpty());
+  EXPECT_TRUE(is_not_built(load_line<RlConfig>(run + "--inference.router.policy round_robin").not_built, "engines in turn within a run"));
+}
+
+TEST(ResolveInference, RotaryScalingIsOverriddenWhereNothingIsTrained) {
+  const std::string rope = R"(rope-scaling {"rope_type":"yarn","factor":4.0,"original_max_position_embeddings":32768})";
+  const auto inference = load_line<InferenceConfig>("inference --model.name m --model." + rope);
+  EXPECT_THAT(inference.not_built, IsEmpty());
+  EXPECT_EQ(to_compact_json(inference.config.model.rope_scaling),
+            R"({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768})");
+  EXPECT_EQ(to_compact_json(load_line<InferenceConfig>("inference --model.name m --vllm." + rope).config.model.rope_scaling),
+            to_compact_json(inference.config.model.rope_scaling));
+  for (const std::string bad : {"4", R"({"factor":4})"})
+    EXPECT_THAT(error_of<InferenceConfig>("inference --model.name m --model.rope-scaling " + bad),
+                HasSubstr("model.rope_scaling: wanted a table with a rope_type"));
+  EXPECT_THAT(error_of<RlConfig>(kRlLine + "--inference.model." + rope),
+              HasSubstr("inference.model.rope_scaling: would sample from another model than trainer.model trains"));
+}
+
+}  // namespace
+}  // namespace prl::config
