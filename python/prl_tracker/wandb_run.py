@@ -15,6 +15,7 @@ from wandb.proto import wandb_internal_pb2
 from prl_tracker import follow, samples, wandb_shared, wandb_view
 
 LONGEST_WAIT_FOR_WRITER_S = 30
+MOST_TRIES_OF_VIEW = 5
 BLOCK = 32768
 QUIET = {"console": "off", "silent": True, "x_disable_stats": True, "init_timeout": 120}
 
@@ -162,13 +163,15 @@ class Wandb:
         return delivered
 
     def _save_view(self, entity):
-        """Once for a run, whatever becomes of it."""
+        """Once for a run, whatever becomes of it; again where a client was killed while it was at it, so often at most."""
         tried = samples.state_folder(self.settings) / "wandb_view"
-        if self.is_offline or tried.exists():
+        begun = int((tried.read_text() if tried.exists() else "") or 0)
+        if self.is_offline or (tried.exists() and not 0 < begun < MOST_TRIES_OF_VIEW):
             return
         tried.parent.mkdir(parents=True, exist_ok=True)
-        tried.write_text("")
+        tried.write_text(str(begun + 1))
         wandb_view.save(entity, self.own["project"])
+        tried.write_text("")
 
     def _open_shared(self, run, config):
         """The entity. The primary writer is the orchestrator's, of fine-tuning the trainer's; of a role that runs by itself WANDB_SHARED_PRIMARY may say otherwise."""

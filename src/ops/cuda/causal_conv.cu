@@ -115,7 +115,7 @@ __device__ __forceinline__ float conv_sum(const float (&weight)[kTaps], const fl
   return sum;
 }
 
-/// Channel j's inputs of a batch: rows before it in x[0 .. kTaps - 2], its own behind them.
+/// Inputs of a batch of tokens: kTaps - 1 rows before it, then its own.
 template <int kTaps, int kChannels>
 using ConvRows = float[kTaps - 1 + kConvBatch][kChannels];
 
@@ -188,6 +188,7 @@ __device__ __forceinline__ void conv_batch(const ConvArgs<T>& a, const float (&w
   move_on<kTaps, kChannels>(x);
 }
 
+/// A thread has channels and kConvTokens tokens. Registers of the wide form leave room for 9 blocks on a multiprocessor.
 template <typename T, int kTaps, int kChannels>
 __global__ void __launch_bounds__(kConvBlock) conv_kernel(const ConvArgs<T> a) {
   const int c = (static_cast<int>(blockIdx.x) * kConvBlock + static_cast<int>(threadIdx.x)) * kChannels;
@@ -250,14 +251,14 @@ struct ConvGradient {
   ConvRows<kTaps, kChannels> x, d;
 };
 
-/// Token i of the batch: the gradient of its sum, and what that adds to the weights' gradient.
+/// Token i of the batch: the gradient of its sum, in place of that of its output, and what it adds to the weights' gradient.
 template <int kTaps, int kChannels>
-__device__ __forceinline__ void add_token(ConvGradient<kTaps, kChannels>& g, const float (&dy)[kChannels], int i, bool is_of_group) {
+__device__ __forceinline__ void add_token(ConvGradient<kTaps, kChannels>& g, int i, bool is_of_group) {
 #pragma unroll
   for (int j = 0; j < kChannels; ++j) {
     const float sum = conv_sum_at<kTaps, kChannels>(g.weight, g.x, i, j), s = quick_sigmoid(sum);
-    const float d = dy[j] * fmaf(sum * s, 1.0f - s, s);
-    g.d[kTaps - 1 + i][j] = d;
+    float& d = g.d[kTaps - 1 + i][j];
+    d *= fmaf(sum * s, 1.0f - s, s);
     if (!is_of_group) continue;
 #pragma unroll
     for (int w = 0; w < kTaps; ++w) g.dw[j][w] = fmaf(d, g.x[i + w][j], g.dw[j][w]);
@@ -271,20 +272,19 @@ __device__ __forceinline__ void conv_backward_batch(const ConvArgs<T>& a, ConvGr
                                                     int c) {
   const T *x = a.x + t * a.x_stride + c, *dy = a.dy + t * a.dy_stride + c;
   T* dx = a.y + (t - (kTaps - 1)) * a.y_stride + c;
+  const int last = min(part.sequence_end, part.end + kTaps - 1);
   Neighbours<T, kChannels> read_x[kConvBatch], read_dy[kConvBatch];
 #pragma unroll
   for (int i = 0; i < kConvBatch; ++i) {
-    if (!kWhole && (t + i >= part.sequence_end || t + i >= part.end + kTaps - 1)) continue;
+    if (!kWhole && t + i >= last) continue;
     read_x[i].read(x + i * a.x_stride);
     read_dy[i].read(dy + i * a.dy_stride);
   }
 #pragma unroll
   for (int i = 0; i < kConvBatch; ++i) {
-    float d[kChannels];
     read_x[i].unpack(g.x[kTaps - 1 + i]);
-    read_dy[i].unpack(d);
-    // Behind the sequence d is 0, and so is the gradient of the sum.
-    add_token<kTaps, kChannels>(g, d, i, kWhole || t + i < part.end);
+    read_dy[i].unpack(g.d[kTaps - 1 + i]);  // behind the sequence 0, as the gradients of sums are there
+    if (kWhole || t + i < last) add_token<kTaps, kChannels>(g, i, kWhole || t + i < part.end);
     const int input = t + i - (kTaps - 1);
     if (input < part.first || (!kWhole && input >= part.end)) continue;
     float sum[kChannels];

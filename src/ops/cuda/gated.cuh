@@ -5,7 +5,7 @@
 namespace prl::ops::cuda {
 
 __device__ __forceinline__ float sigmoid(float x) { return inverse(1.0f + expf(-x)); }
-/// In fewer instructions, to a few 2^-22 of itself: for gradients, whose bits nothing else has to have.
+/// In fewer instructions, to 2^-17 of itself where it is smallest and to 2^-21 elsewhere: for gradients, whose bits nothing else must have.
 __device__ __forceinline__ float quick_sigmoid(float x) { return inverse(1.0f + power_of_two(-kLog2e * x)); }
 /// An element of SwiGLU, from gate and up as they are stored.
 __device__ __forceinline__ float gated(float gate, float up) { return gate * sigmoid(gate) * up; }
