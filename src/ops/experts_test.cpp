@@ -194,13 +194,13 @@ const ScoreCase kScoreCases[] = {{1, 2, 1, {}},
                                  {3, 1024, 4, {.num_groups = 512, .num_active_groups = 3, .renormalize = true}},
                                  {6, 1024, 6, {.num_groups = 2, .num_active_groups = 1}}};
 
-double sigmoid(float x) { return 1.0 / (1.0 + std::exp(-static_cast<double>(x))); }
+double sigmoid_of_logit(float x) { return 1.0 / (1.0 + std::exp(-static_cast<double>(x))); }
 
 /// The definition in fp64.
 Routed routed_by_score(std::span<const float> logits, std::span<const double> bias, std::int64_t k, const ScoreRule& rule) {
   const auto num_groups = static_cast<std::size_t>(rule.num_groups), of_group = logits.size() / num_groups;
   std::vector<double> value;
-  for (std::size_t e = 0; e < logits.size(); ++e) value.push_back(sigmoid(logits[e]) + bias[e]);
+  for (std::size_t e = 0; e < logits.size(); ++e) value.push_back(sigmoid_of_logit(logits[e]) + bias[e]);
   std::vector<double> of_groups;
   for (std::size_t g = 0; g < num_groups; ++g) {
     std::vector<double> in(value.begin() + static_cast<std::ptrdiff_t>(g * of_group),
@@ -221,10 +221,11 @@ Routed routed_by_score(std::span<const float> logits, std::span<const double> bi
   for (const std::int32_t e : order_of(value))
     if (std::ranges::find(groups, e / static_cast<std::int32_t>(of_group)) != groups.end() && static_cast<std::int64_t>(out.ids.size()) < k)
       out.ids.push_back(e);
-  for (const std::int32_t e : out.ids) sum += sigmoid(logits[static_cast<std::size_t>(e)]);
-  for (const float logit : logits) all += sigmoid(logit);
+  for (const std::int32_t e : out.ids) sum += sigmoid_of_logit(logits[static_cast<std::size_t>(e)]);
+  for (const float logit : logits) all += sigmoid_of_logit(logit);
   for (const std::int32_t e : out.ids)
-    out.weights.push_back(sigmoid(logits[static_cast<std::size_t>(e)]) / (rule.renormalize ? sum : 1.0) * static_cast<double>(rule.scale));
+    out.weights.push_back(sigmoid_of_logit(logits[static_cast<std::size_t>(e)]) / (rule.renormalize ? sum : 1.0) *
+                          static_cast<double>(rule.scale));
   out.mass = sum / all;
   return out;
 }
