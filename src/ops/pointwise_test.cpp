@@ -19,7 +19,7 @@ struct Size {
 };
 constexpr Size kSizes[] = {{1, 1}, {3, 15}, {2, 17}, {150, 64}, {5, 576}, {300, 100}};
 
-double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
+double sigmoid_in_fp64(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 
 TEST_P(PointwiseTest, RmsNormForwardAndBackward) {
   Session s(kind());
@@ -124,7 +124,7 @@ TEST_P(PointwiseTest, SwigluForwardAndBackward) {
     std::vector<double> want, want_d(static_cast<std::size_t>(T * 2 * F));
     for (std::int64_t t = 0; t < T; ++t)
       for (std::int64_t f = 0; f < F; ++f) {
-        const double g = get(gu, t * 2 * F + f), u = get(gu, t * 2 * F + F + f), d = get(dout, t * F + f), sg = sigmoid(g);
+        const double g = get(gu, t * 2 * F + f), u = get(gu, t * 2 * F + F + f), d = get(dout, t * F + f), sg = sigmoid_in_fp64(g);
         want.push_back(g * sg * u);
         want_d[static_cast<std::size_t>(t * 2 * F + f)] = d * u * sg * (1 + g * (1 - sg));
         want_d[static_cast<std::size_t>(t * 2 * F + F + f)] = d * g * sg;
