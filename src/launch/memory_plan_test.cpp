@@ -79,7 +79,7 @@ TEST_F(MemoryPlanTest, RanksOnGpusNeedRoomForWhatTheyGatherAndForTheirGroup) {
 }
 
 TEST_F(MemoryPlanTest, GradientsOfLinearAttentionTakeStatesOfEveryChunk) {
-  nn::ModelConfig model = nn::make_model_config({.family = "qwen3_5", .num_heads = 16, .num_kv_heads = 16, .head_dim = 128});
+  nn::ModelConfig model = nn::make_model_config({.family = "qwen3_5_text", .num_heads = 16, .num_kv_heads = 16, .head_dim = 128});
   constexpr std::size_t kAvailable = std::size_t{64} << 30;
   const auto states = [&](std::int64_t tokens, bool is_on_gpu = true) {
     return foretell_training(kAvailable, {model, policy_, step_, tokens}, is_on_gpu).part("states of gradients");
