@@ -39,7 +39,7 @@ Routed routed(std::span<const float> logits, std::int64_t k, bool renormalize) {
 struct Sizes {
   std::int64_t T, E, K;
 };
-constexpr Sizes kSizes[] = {{1, 1, 1}, {7, 8, 2}, {33, 128, 8}, {5, 40, 32}, {3, 1024, 4}};
+constexpr Sizes kExpertSizes[] = {{1, 1, 1}, {7, 8, 2}, {33, 128, 8}, {5, 40, 32}, {3, 1024, 4}};
 
 std::span<const float> row(const Tensor& t, std::int64_t r) {
   return {t.as<float>() + r * t.shape().num_cols(), static_cast<std::size_t>(t.shape().num_cols())};
@@ -47,7 +47,7 @@ std::span<const float> row(const Tensor& t, std::int64_t r) {
 
 TEST_P(ExpertsTest, RouteFollowsItsDefinition) {
   Session s(kind());
-  for (const auto [T, E, K] : kSizes)
+  for (const auto [T, E, K] : kExpertSizes)
     for (const bool renormalize : {false, true}) {
       Tensor logits = s.random({T, E}, DType::kF32, 3, 2.0f);
       for (std::int64_t i = 0; i < logits.num_elements(); i += 5) logits.as<float>()[i] = 0.5f;  // equals
@@ -86,7 +86,7 @@ Tensor moved(Session& s, const Tensor& ids, std::int64_t num_experts, std::int32
 
 TEST_P(ExpertsTest, GivenExpertsAreTaken) {
   Session s(kind());
-  for (const auto [T, E, K] : kSizes)
+  for (const auto [T, E, K] : kExpertSizes)
     for (const bool renormalize : {false, true}) {
       const Tensor logits = s.random({T, E}, DType::kF32, 3, 2.0f);
       const auto empty = [&] { return s.ints(std::vector<std::int32_t>(static_cast<std::size_t>(T * K), -1)).reshaped({T, K}); };
@@ -146,7 +146,7 @@ TEST_P(ExpertsTest, RoutesAreLogged) {
 
 TEST_P(ExpertsTest, RouteBackwardIsTheSlope) {
   Session s(kind());
-  for (const auto [T, E, K] : kSizes)
+  for (const auto [T, E, K] : kExpertSizes)
     for (const bool renormalize : {false, true}) {
       Tensor logits = s.random({T, E}, DType::kF32, 4), dweights = s.random({T, K}, DType::kF32, 5);
       Tensor ids = s.ints(std::vector<std::int32_t>(static_cast<std::size_t>(T * K), -1)).reshaped({T, K});
