@@ -169,7 +169,10 @@ class Wandb:
         if self.is_offline or (tried.exists() and not 0 < begun < MOST_TRIES_OF_VIEW):
             return
         tried.parent.mkdir(parents=True, exist_ok=True)
-        tried.write_text(str(begun + 1))
+        # Never half written: an empty file says that it is over.
+        temporary = tried.with_suffix(".new")
+        temporary.write_text(str(begun + 1))
+        os.replace(temporary, tried)
         wandb_view.save(entity, self.own["project"])
         tried.write_text("")
 

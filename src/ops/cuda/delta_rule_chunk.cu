@@ -54,6 +54,7 @@ struct ChunkSequence {
 };
 
 __device__ __forceinline__ float solved(float beta, float v, float sum) { return __fmul_rn(beta, __fsub_rn(v, sum)); }
+
 /// Products of 16 tokens' keys or queries, from row `left_row` of `left` on, with 16 earlier ones' keys, as coefficients.
 __device__ __forceinline__ void coefficients(float (&c)[2][4], ChunkKeys left, int left_row, ChunkKeys keys, const ChunkGates& gates,
                                              const float* left_scale, int tile, int other, bool has_diagonal) {
@@ -582,8 +583,7 @@ __global__ void __launch_bounds__(kRuleThreads) rule_step_kernel(const ChunkArgs
     *reinterpret_cast<__nv_bfloat162*>(a.out + seq.first_row * a.out_stride + n * D + first_col + c) =
         row_at == 0 ? __floats2bfloat162_rn(of_query[0], of_query[1]) : __floats2bfloat162_rn(of_query[2], of_query[3]);
   if (!is_last) {
-    if (blockIdx.x != 0) return;
-    if (n % (N / M) != 0) return;
+    if (blockIdx.x != 0 || n % (N / M) != 0) return;  // one block keeps what all value heads of the key share
     if (threadIdx.x == 0) open.k_scale[m * kChunk + p] = gates.k_scale[p];
     for (int i = static_cast<int>(threadIdx.x); i < kPieces; i += kRuleThreads)
       *reinterpret_cast<uint4*>(open.keys + (static_cast<std::int64_t>(m) * kChunk + p) * kChunkKeys + i * kVec) =
@@ -637,14 +637,6 @@ dim3 chunk_grid(const DeltaRule& in, std::int64_t num_sequences) {
   return {static_cast<unsigned>(in.value_dim / kRuleCols), static_cast<unsigned>(in.num_value_heads), static_cast<unsigned>(num_sequences)};
 }
 
-template <typename Kernel>
-void launch_chunks(OpContext& ctx, Kernel kernel, const ChunkArgs& a, const DeltaRule& in, std::int64_t num_sequences) {
-  constexpr std::size_t kBytes = sizeof(ChunkShared);
-  PRL_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes)));
-  kernel<<<chunk_grid(in, num_sequences), kRuleThreads, kBytes, stream_of(ctx)>>>(a);
-  PRL_CUDA_CHECK(cudaGetLastError());
-}
-
 /// Of sequences with slots.
 ChunkArgs chunk_args(const OpContext& ctx, const TensorView& out_TV, const TensorView& state_SF, const RuleScales& scales,
                      const DeltaRule& in, const StateRows& rows) {
@@ -675,7 +667,7 @@ void delta_rule_in_chunks(OpContext& ctx, TensorView out_TV, TensorView state_SF
   const std::int64_t num_sequences = static_cast<std::int64_t>(rows.start_S.size()) - 1;
   check_chunks(in, num_sequences);
   const ChunkArgs a = chunk_args(ctx, out_TV, state_SF, scales, in, rows);
-  launch_chunks(ctx, rule_chunk_kernel<false>, a, in, num_sequences);
+  launch_with<ChunkShared>(ctx, rule_chunk_kernel<false>, a, chunk_grid(in, num_sequences), kRuleThreads);
   if (a.slots == nullptr) return;
   const dim3 grid(static_cast<unsigned>(in.num_key_heads), static_cast<unsigned>(num_sequences));
   rule_keep_kernel<<<grid, kRuleThreads, 0, stream_of(ctx)>>>(a);
@@ -687,7 +679,7 @@ void write_chunk_states(OpContext& ctx, const ChunkStates& to, const RuleScales&
   check_chunks(in, num_sequences);
   ChunkArgs a = chunk_args(ctx, {}, {}, scales, in, rows);
   a.saved = to;
-  launch_chunks(ctx, rule_chunk_kernel<true>, a, in, num_sequences);
+  launch_with<ChunkShared>(ctx, rule_chunk_kernel<true>, a, chunk_grid(in, num_sequences), kRuleThreads);
 }
 
 }  // namespace prl::ops::cuda
