@@ -2,6 +2,9 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "autograd/functions.hpp"
@@ -23,10 +26,33 @@ struct RouteLog {
   std::int64_t first_entry = 0;
 };
 
+/// Ranks of which each holds some experts of every layer, and rows of tokens of its own. All of them make the same calls in the same
+/// order, so that each runs the same layers, forward and backward, at the same time as the others.
+class ExpertRanks {
+ public:
+  virtual ~ExpertRanks() = default;
+  virtual int rank() const noexcept = 0;
+  virtual int size() const noexcept = 0;
+  /// out [R, N] gets everyone's `mine` [N].
+  virtual void all_gather(TensorView out_RN, ConstTensorView mine_N) = 0;
+  /// ins[r] goes to rank r and outs[r] comes from it; all are contiguous, and may be empty.
+  virtual void all_to_all(std::span<const TensorView> outs, std::span<const ConstTensorView> ins) = 0;
+  /// Everyone's bytes, in the order of ranks. Host memory.
+  virtual std::vector<std::string> gather_bytes(std::string_view mine) = 0;
+  /// Of the rows that come from each rank, those of ranks [0, num_active) have gradients that count, each rank's a leaf, which are added in
+  /// the order of ranks; `is_first`: to nothing, what was in the gradients' memory is overwritten.
+  struct Leaves {
+    int num_active = 0;
+    bool is_first = true;
+  };
+  virtual Leaves leaves() const = 0;
+};
+
 /// A mixture of experts with its gradients.
 struct ExpertsParameter {
   LinearParameter router;                       ///< [E, H]
-  std::vector<LinearParameter> gate_up, down;   ///< of each expert [2F, H], [H, F]; without biases, adapters in groups and without dropout
+  /// Of each expert [2F, H], [H, F]; without biases, adapters in groups and without dropout. Of those that this rank has, if ranks divide them.
+  std::vector<LinearParameter> gate_up, down;
   std::int64_t num_active = 0;                  ///< K: experts of a token
   bool renormalize = false;                     ///< their weights have the sum 1
   std::optional<ops::ScoreRule> by_score = {};  ///< in place of a softmax over all, and of `renormalize`
@@ -41,6 +67,10 @@ struct ExpertsParameter {
   ExpertLoad* load = nullptr;  ///< what a forward pass adds to; nullptr: nobody wants it
   /// With other devices, which have other outputs of each matrix. Without a tape; the result lies in memory of the group.
   ops::SharedLayers shared = {};
+  /// How many ranks divide the experts, which one this is, and how it meets the others; experts are neither `clamped` nor adapted then.
+  /// Without `ranks` nobody is there, and this rank's experts stand for the others': to see what memory a pass takes.
+  int rank = 0, num_ranks = 1;
+  ExpertRanks* ranks = nullptr;
 };
 
 /// Per token the sum over its K experts of weight * down(silu(gate x) * up x), or of what `clamped` has in its place. A token's row depends
@@ -49,6 +79,9 @@ struct ExpertsParameter {
 ///
 /// Without a tape, a load and adapters it is one op of the device, where that has it. Else it waits for the device once, for how many rows
 /// each expert has.
+///
+/// Where ranks divide the experts a row travels to the rank of each of its experts, and what these compute travels back (Lepikhin et al.
+/// 2020, GShard): the bits of one rank. Each rank computes the rows that come, however many they are.
 ///
 /// Saves the routing and what silu reads, [T * K, 2F]; a recomputing frame saves the routing alone. `out`, `is_block_output`: as linear().
 Var experts(Frame& frame, const Var& x_TH, const ExpertsParameter& p, TensorView out = {}, bool is_block_output = false);

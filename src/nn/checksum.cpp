@@ -1,3 +1,7 @@
+#include <cstring>
+
+#include "autograd/experts.hpp"
+#include "base/error.hpp"
 #include "base/files.hpp"
 #include "nn/weights.hpp"
 #include "ops/hash.hpp"
@@ -12,12 +16,21 @@ struct HashList {
   std::vector<bool> is_part;  ///< of adapters: whether the device has a part of the tensor's rows
 };
 
-/// Of blocks [begin, end) of the table.
+/// Whether the block is of an expert that another rank has.
+bool is_elsewhere(const Weights& weights, std::size_t block) {
+  const std::int64_t expert = weights.table->blocks()[block].expert, num = weights.config.num_experts;
+  if (expert < 0) return false;
+  const std::int64_t first = weights.experts.first(num);
+  return expert < first || expert >= first + weights.experts.count(num);
+}
+
+/// Of blocks [begin, end) of the table that this rank has.
 HashList blocks_of(const Weights& weights, std::size_t begin, std::size_t end) {
   HashList list;
   const TensorTable& table = *weights.table;
   for (std::size_t b = begin; b < end; ++b) {
     const Weights::PackedBlock& block = weights.blocks[b];
+    if (is_elsewhere(weights, b)) continue;
     for (const TensorSpec& spec : table.tensors_of(table.blocks()[b])) {
       const std::int64_t num_cols = spec.is_matrix() ? spec.shape[1] : 1;
       list.names.push_back(spec.name);
@@ -69,6 +82,31 @@ void add_hashes(ops::OpContext& ctx, WeightsChecksum& out, const HashList& list,
   for (std::size_t i = 0; i < hashes.size(); ++i) out.tensors.emplace_back(list.names[i], hashes[i]);
 }
 
+/// All tensors, in the order of the table, of those that each rank has: everyone has those of no expert.
+void gather_experts(WeightsChecksum& out, const Weights& weights) {
+  if (weights.experts.size == 1) return;
+  PRL_CHECK(weights.expert_ranks != nullptr, "the checksum of weights whose experts nobody has");
+  const TensorTable& table = *weights.table;
+  std::vector<std::uint64_t> mine(table.tensors().size(), 0);  // in the order of the table, 0 for those that are elsewhere
+  std::size_t next = 0;
+  for (std::size_t b = 0; b < table.blocks().size(); ++b)
+    for (std::size_t i = 0; !is_elsewhere(weights, b) && i < table.blocks()[b].num_tensors; ++i)
+      mine[table.blocks()[b].first_tensor + i] = out.tensors[next++].second;
+  const std::string_view bytes(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof mine[0]);
+  const std::vector<std::string> of_ranks = weights.expert_ranks->gather_bytes(bytes);
+  out.tensors.clear();
+  for (std::size_t i = 0; i < mine.size(); ++i) {
+    std::uint64_t hash = mine[i];
+    for (const std::string& of_rank : of_ranks) {
+      std::uint64_t other = 0;
+      PRL_CHECK(of_rank.size() == bytes.size(), "{} bytes of checksums, wanted {}", of_rank.size(), bytes.size());
+      std::memcpy(&other, of_rank.data() + i * sizeof other, sizeof other);
+      if (table.tensors()[i].expert >= 0) hash |= other;  // one rank has it, which may be this one
+    }
+    out.tensors.emplace_back(table.tensors()[i].name, hash);
+  }
+}
+
 /// What the other devices hold of tensors that `out` has a part of.
 void add_parts(WeightsChecksum& out, const Weights& weights) {
   for (const WeightsPtr& other : weights.others) {
@@ -111,6 +149,7 @@ WeightsChecksum checksum(ops::OpContext& ctx, const Weights& weights) {
       add_hashes(ctx, out, blocks_of(weights, begin, end), weights.compute);
     }
   }
+  if (weights.base_checksum == nullptr) gather_experts(out, weights);
   if (weights.base_checksum == nullptr) add_parts(out, weights);
   if (weights.adapter != nullptr) add_adapter(ctx, out, weights);
   std::string all;

@@ -16,17 +16,33 @@ std::shared_ptr<ops::LinearWeight> make_refillable(ops::OpContext& ctx, const Te
   return std::const_pointer_cast<ops::LinearWeight>(ops::share_linear(ctx, w, bias, true));
 }
 
+/// The matrices of a section, which is a layer or a part of it, in the order of the table.
+std::vector<const BlockSpec*> matrices_of(const TensorTable& table, const GradSection& section) {
+  std::vector<const BlockSpec*> matrices;
+  for (const BlockSpec& spec : table.blocks())
+    if (spec.is_matrix() && section.range.contains(spec.range())) matrices.push_back(&spec);
+  return matrices;
+}
+
+/// Whether the matrices of two sections lie alike in them.
+bool are_alike(const TensorTable& table, const GradSection& a, const GradSection& b) {
+  return std::ranges::equal(matrices_of(table, a), matrices_of(table, b), [&](const BlockSpec* x, const BlockSpec* y) {
+    return x->kind == y->kind && x->expert == y->expert && x->shape == y->shape && x->offset - a.range.begin == y->offset - b.range.begin;
+  });
+}
+
 }  // namespace
 
 bool LayeredWeights::can_hold(const TensorTable& table) { return std::ranges::any_of(grad_sections(table), is_layer); }
 
-LayeredWeights::LayeredWeights(ops::OpContext& ctx, const ModelConfig& config, DType compute) : ctx_(ctx) {
+LayeredWeights::LayeredWeights(ops::OpContext& ctx, const ModelConfig& config, DType compute, std::optional<ExpertShare> share)
+    : ctx_(ctx) {
   const TensorTablePtr table = make_tensor_table(config);
   if (!can_hold(*table))
     fail(ErrorCode::kNotImplemented,
          "model.reshard_after_forward: the matrices of a layer of this {} model do not lie together; they are not gathered one by one",
          config.model_type);
-  for (const GradSection& section : grad_sections(*table)) (is_layer(section) ? layers_ : outside_).push_back(section);
+  for (const GradSection& section : grad_sections(*table, false, share.has_value())) (is_layer(section) ? layers_ : outside_).push_back(section);
   std::ranges::sort(layers_, {}, &GradSection::layer);
   weights_ = std::make_shared<Weights>();
   weights_->config = config;
@@ -41,6 +57,34 @@ LayeredWeights::LayeredWeights(ops::OpContext& ctx, const ModelConfig& config, D
   vectors_ = Tensor::zeros(ctx.runtime, {table->num_vector_elements()}, DType::kF32);
   make_outside();
   make_places();
+  if (!share) return;
+  weights_->experts = *share;
+  make_experts(*table);
+}
+
+void LayeredWeights::make_experts(const TensorTable& table) {
+  const std::int64_t num = weights_->config.num_experts;
+  for (ExpertSection& section : expert_sections(table)) {
+    const ElementRange own = section.part(weights_->experts.first(num), weights_->experts.count(num));
+    const Tensor values = Tensor::zeros(ctx_.runtime, {own.count()}, weights_->compute);
+    std::vector<Matrix>& matrices = experts_.emplace_back();
+    for (const BlockSpec* spec : matrices_of(table, {.layer = section.layer, .range = own})) {
+      const Tensor of_matrix = values.slice(spec->offset - own.begin, spec->shape.num_elements()).reshaped(spec->shape);
+      matrices.push_back({spec->kind, spec->expert, make_refillable(ctx_, of_matrix, {})});
+      weights_->blocks[table.find(spec->kind, spec->layer, spec->expert)].packed = matrices.back().weight;
+    }
+    own_experts_.push_back({std::move(section), own, values});
+  }
+}
+
+void LayeredWeights::pack_experts() {
+  for (std::size_t i = 0; i < own_experts_.size(); ++i) {
+    const OwnExperts& of = own_experts_[i];
+    for (const Matrix& matrix : experts_[i]) {
+      const BlockSpec& spec = weights_->table->blocks()[weights_->table->find(matrix.kind, of.section.layer, matrix.expert)];
+      matrix.weight->refill(ctx_, of.values.slice(spec.offset - of.own.begin, spec.shape.num_elements()).reshaped(spec.shape), {});
+    }
+  }
 }
 
 Tensor LayeredWeights::values_of(const BlockSpec& block) const {
@@ -72,25 +116,6 @@ void LayeredWeights::make_outside() {
   head_ = make_refillable(ctx_, values_of(table.blocks()[head]), {});
   weights_->blocks[head].packed = head_;
 }
-
-namespace {
-
-/// The matrices of a section, which is a layer, in the order of the table.
-std::vector<const BlockSpec*> matrices_of(const TensorTable& table, const GradSection& section) {
-  std::vector<const BlockSpec*> matrices;
-  for (const BlockSpec& spec : table.blocks())
-    if (spec.is_matrix() && section.range.contains(spec.range())) matrices.push_back(&spec);
-  return matrices;
-}
-
-/// Whether the matrices of two sections lie alike in them.
-bool are_alike(const TensorTable& table, const GradSection& a, const GradSection& b) {
-  return std::ranges::equal(matrices_of(table, a), matrices_of(table, b), [&](const BlockSpec* x, const BlockSpec* y) {
-    return x->kind == y->kind && x->expert == y->expert && x->shape == y->shape && x->offset - a.range.begin == y->offset - b.range.begin;
-  });
-}
-
-}  // namespace
 
 void LayeredWeights::make_places() {
   const TensorTable& table = *weights_->table;
@@ -145,6 +170,7 @@ void LayeredWeights::renew(PolicyVersion version) {
   for (std::size_t i = 0; i < table.blocks().size(); ++i)
     if (Weights::PackedBlock& block = weights_->blocks[i]; block.plus_one.defined()) set_vector(ctx_, *weights_, i, block.plain);
   head_->refill(ctx_, values_of(table.blocks()[table.find(Block::kLmHead)]), {});
+  pack_experts();
 }
 
 void LayeredWeights::enter(std::int64_t layer, std::int64_t next) {
@@ -178,6 +204,14 @@ void LayeredWeights::for_each_section(const std::function<void(const GradSection
   for (std::int64_t layer = 0; layer < num_layers(); ++layer) {
     enter(layer, layer + 1 < num_layers() ? layer + 1 : -1);
     take(layer_section(layer), values_in_place(layer));
+  }
+  Tensor all;
+  for (const OwnExperts& of : own_experts_) {
+    PRL_CHECK(fetch_ != nullptr, "experts that nobody gathers");
+    const ElementRange range = of.section.range();
+    if (!all.defined() || all.num_elements() != range.count()) all = Tensor::empty(ctx_.runtime, {range.count()}, weights_->compute);
+    fetch_->gather_experts(of.section.layer, of.values, all);
+    take({.layer = of.section.layer, .range = range}, all);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -19,19 +20,23 @@ class LayerFetch {
   virtual void start(std::int64_t layer, const Tensor& to) = 0;
   /// Work that is queued from now on finds them there. One is under way at a time. Errors of who fetches.
   virtual void join() = 0;
+  /// All values of the experts of `layer` go to `to` [count], of which each rank has its own, `own`. Queued, or done.
+  virtual void gather_experts(std::int64_t layer, const Tensor& own, const Tensor& to) = 0;
 };
 
 /// Weights of which two layers' matrices are there at a time; vectors, embedding and head always. The places hold layers of even and of
-/// odd numbers, so that one comes while its neighbour is computed with.
+/// odd numbers, so that one comes while its neighbour is computed with. Where ranks divide the experts, those of this rank are there
+/// always, and a layer's matrices are its others.
 ///
-/// Memory    what lies outside of layers once, and two of the largest layers; on CPUs, whose weights are packed, each of these twice, and
-///           the second time once for each kind of layer.
+/// Memory    what lies outside of layers and this rank's experts once, and two of the largest layers; on CPUs, whose weights are packed,
+///           each of these twice, and the second time once for each kind of layer.
 /// Ranks     who share layers make the same calls in the same order, of passes too.
 /// One thread.
 class LayeredWeights final : public LayerSource {
  public:
-  /// All zero. Error{kNotImplemented} if the matrices of a layer of `config` do not lie together.
-  LayeredWeights(ops::OpContext& ctx, const ModelConfig& config, DType compute);
+  /// All zero. `share`: of the experts; nullopt: they are matrices of their layers like the others. Error{kNotImplemented} if the matrices
+  /// of a layer of `config` do not lie together.
+  LayeredWeights(ops::OpContext& ctx, const ModelConfig& config, DType compute, std::optional<ExpertShare> share = {});
   LayeredWeights(const LayeredWeights&) = delete;
   LayeredWeights& operator=(const LayeredWeights&) = delete;
   static bool can_hold(const TensorTable& table);
@@ -43,6 +48,19 @@ class LayeredWeights final : public LayerSource {
   std::span<const GradSection> outside() const noexcept { return outside_; }
   /// [count] in the compute dtype: where values of outside()[i] are written before renew().
   const Tensor& outside_values(std::size_t i) const { return outside_values_[i]; }
+
+  /// This rank's experts of each layer that has some, [count] in the compute dtype each: written before renew(). Empty where experts are not
+  /// divided.
+  struct OwnExperts {
+    ExpertSection section;
+    ElementRange own;
+    Tensor values;
+  };
+  std::span<const OwnExperts> own_experts() const noexcept { return own_experts_; }
+  /// Packs them, as renew() does.
+  void pack_experts();
+  /// How this rank meets those that have the other experts, from now on; borrowed. nullptr: nobody is there.
+  void meet_experts(autograd::ExpertRanks* ranks) noexcept { weights_->expert_ranks = ranks; }
 
   /// Whom to ask for layers from now on; borrowed. nullptr: nobody, the matrices are what they are.
   void fetch_from(LayerFetch* fetch);
@@ -82,6 +100,7 @@ class LayeredWeights final : public LayerSource {
   ConstTensorView bias(Block matrix, std::int64_t layer) const;
   void make_places();
   void make_outside();
+  void make_experts(const TensorTable& table);
 
   ops::OpContext& ctx_;
   std::vector<GradSection> layers_, outside_;
@@ -91,6 +110,8 @@ class LayeredWeights final : public LayerSource {
   Tensor vectors_;  ///< fp32
   std::shared_ptr<ops::LinearWeight> head_;
   std::vector<Place> places_;
+  std::vector<OwnExperts> own_experts_;
+  std::vector<std::vector<Matrix>> experts_;  ///< of own_experts_
   LayerFetch* fetch_ = nullptr;
   std::int64_t under_way_ = -1;  ///< the layer that is being fetched
 };

@@ -227,7 +227,11 @@ autograd::ExpertsParameter BoundModel::experts(std::int64_t layer) const {
     out.dgate_up_biases_V = gradient(Block::kGateUpBiases, layer);
     out.ddown_biases_V = gradient(Block::kDownBiases, layer);
   }
-  for (std::int64_t expert = 0; expert < c.num_experts; ++expert) {
+  out.rank = weights.experts.rank;
+  out.num_ranks = weights.experts.size;
+  out.ranks = weights.expert_ranks;
+  const std::int64_t first = weights.experts.first(c.num_experts), count = weights.experts.count(c.num_experts);
+  for (std::int64_t expert = first; expert < first + count; ++expert) {
     out.gate_up.push_back(linear(Block::kGateUp, layer, nullptr, expert));
     out.down.push_back(linear(Block::kDown, layer, nullptr, expert));
   }

@@ -22,7 +22,31 @@ std::vector<GradSection> undivided_sections(const TensorTable& table, bool split
 
 }  // namespace
 
-std::vector<GradSection> grad_sections(const TensorTable& table, bool splits_tied) {
+std::vector<ExpertSection> expert_sections(const TensorTable& table) {
+  std::vector<ExpertSection> sections;
+  for (const GradSection& layer : grad_sections(table)) {
+    if (layer.layer < 0) continue;
+    ExpertSection section{layer.layer, {}};
+    for (const BlockSpec& block : table.blocks())
+      if (block.kind == Block::kGateUp && block.layer == layer.layer && block.expert >= 0) section.begin_of.push_back(block.offset);
+    if (section.begin_of.empty()) continue;
+    section.begin_of.push_back(layer.range.end);
+    for (const BlockSpec& block : table.blocks())
+      PRL_CHECK(block.layer != layer.layer || !block.is_matrix() || (block.expert >= 0) == (block.offset >= section.begin_of.front()),
+                "the matrices of layer {} do not end with those of its experts", layer.layer);
+    sections.push_back(std::move(section));
+  }
+  std::ranges::sort(sections, {}, &ExpertSection::layer);
+  return sections;
+}
+
+std::vector<GradSection> grad_sections(const TensorTable& table, bool splits_tied, bool experts_apart) {
+  if (experts_apart) {
+    std::vector<GradSection> sections = grad_sections(table, splits_tied);
+    for (const ExpertSection& experts : expert_sections(table))
+      std::ranges::find(sections, experts.layer, &GradSection::layer)->range.end = experts.range().begin;
+    return sections;
+  }
   const std::vector<GradSection> whole = undivided_sections(table, splits_tied);
   // Ranges from one section to the next, in memory: vectors and what lies outside of layers, the layers, the head.
   std::vector<GradSection> sections{{GradSection::kRest, {0, 0}}};
@@ -84,17 +108,20 @@ const Tensor& Parameters::all_grads() const {
   return section_grads_.empty() ? kUndefined : section_grads_.front();
 }
 
-void Parameters::divide_grads(bool by_section, bool splits_tied, int num_places) {
+void Parameters::divide_grads(bool by_section, bool splits_tied, int num_places, bool experts_apart) {
+  PRL_CHECK(by_section || !experts_apart, "gradients of experts lie apart where gradients are divided");
   const bool splits_now = std::ranges::any_of(sections_, &GradSection::is_second);
-  const bool is_alike = (splits_tied == splits_now || !table()->has_tied_head()) && num_places == num_places_;
+  const bool is_alike =
+      (splits_tied == splits_now || !table()->has_tied_head()) && num_places == num_places_ && experts_apart == experts_apart_;
   if (by_section == divides_grads() && (!by_section || is_alike)) return;
   num_places_ = num_places;
+  experts_apart_ = experts_apart;
   section_grads_.clear();
   grads_of_blocks_.clear();
   tied_head_grad_ = {};
   for (NamedParameter& p : named()) p.grad = {};
   sections_ = {{GradSection::kRest, {0, table()->num_master_elements()}}};
-  if (by_section) sections_ = grad_sections(*table(), splits_tied);
+  if (by_section) sections_ = grad_sections(*table(), splits_tied, experts_apart);
   ensure_grads();
 }
 
@@ -128,6 +155,15 @@ void Parameters::ensure_grads() {
     for (NamedParameter& p : named())
       if (section.range.contains(p.range())) p.grad = memory.slice(p.offset - section.range.begin, p.num_elements()).reshaped(p.shape);
   }
+}
+
+void Parameters::lend_expert_grads(ElementRange range, const Tensor& memory) {
+  PRL_CHECK(experts_apart_ && (!memory.defined() || memory.num_elements() == range.count()), "memory for gradients of experts");
+  const std::span<const BlockSpec> blocks = table()->blocks();
+  for (std::size_t i = 0; i < blocks.size(); ++i)
+    if (blocks[i].expert >= 0 && range.contains(blocks[i].range()))
+      grads_of_blocks_[i] =
+          memory.defined() ? memory.slice(blocks[i].offset - range.begin, blocks[i].shape.num_elements()).reshaped(blocks[i].shape) : Tensor();
 }
 
 void Parameters::freeze(Block kind) {

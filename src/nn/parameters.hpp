@@ -27,7 +27,21 @@ struct GradSection {
 /// In the order in which a backward pass completes them; one for the whole table if it cannot be divided: layers whose matrices do not lie
 /// together, as those of adapters do not. With `splits_tied`, a matrix that is head and embedding has a section as
 /// each; beside it all that follows in a table of adapters is a section.
-std::vector<GradSection> grad_sections(const TensorTable& table, bool splits_tied = false);
+/// `experts_apart`: without the experts of layers, which expert_sections() has.
+std::vector<GradSection> grad_sections(const TensorTable& table, bool splits_tied = false, bool experts_apart = false);
+
+/// The matrices of a layer's experts, which lie together behind the layer's others.
+struct ExpertSection {
+  std::int64_t layer = 0;
+  std::vector<std::int64_t> begin_of;  ///< elements of the array of masters: of each expert, and the end
+  ElementRange range() const noexcept { return {begin_of.front(), begin_of.back()}; }
+  /// Of experts [first, first + count).
+  ElementRange part(std::int64_t first, std::int64_t count) const {
+    return {begin_of[static_cast<std::size_t>(first)], begin_of[static_cast<std::size_t>(first + count)]};
+  }
+};
+/// Of layers that have experts, ascending.
+std::vector<ExpertSection> expert_sections(const TensorTable& table);
 
 /// What lies outside of layers, or everything if the table cannot be divided. Ascending.
 std::vector<ElementRange> stepwise_ranges(const TensorTable& table);
@@ -58,7 +72,12 @@ class Parameters : public Masters {
   /// From now on gradients are of one row, section by section; or whole again. Gradients there were are lost.
   /// `splits_tied`: see grad_sections().
   /// Layers take turns in `num_places` memories, so that a section is there until so many more layers have completed theirs.
-  void divide_grads(bool by_section, bool splits_tied = false, int num_places = 1);
+  /// `experts_apart`: experts have no gradients until lend_expert_grads().
+  void divide_grads(bool by_section, bool splits_tied = false, int num_places = 1, bool experts_apart = false);
+  bool has_experts_apart() const noexcept { return experts_apart_; }
+  /// Gradients of the experts in `range` from now on, [count] fp32, to which backward passes add unless they are told to overwrite them
+  /// (autograd::ExpertRanks); undefined: none.
+  void lend_expert_grads(ElementRange range, const Tensor& memory);
   bool divides_grads() const noexcept { return sections_.size() > 1; }
   /// Called by a backward pass with the index of a section that it has completed; may be empty.
   void on_section(std::function<void(std::size_t)> hook) { hook_ = std::move(hook); }
@@ -92,6 +111,7 @@ class Parameters : public Masters {
   std::vector<GradSection> sections_{{GradSection::kRest, {0, table()->num_master_elements()}}};
   std::vector<Tensor> section_grads_, grads_of_blocks_;
   int num_places_ = 1;     ///< memories in which layers take turns
+  bool experts_apart_ = false;
   Tensor tied_head_grad_;  ///< of a matrix that is the embedding too, if that has a section of its own
   std::function<void(std::size_t)> hook_;
   bool grads_are_fresh_ = false, keeps_layers_ = false;

@@ -12,6 +12,10 @@
 #include "ops/linear.hpp"
 #include "ops/pointwise.hpp"
 
+namespace prl::autograd {
+class ExpertRanks;
+}
+
 namespace prl::nn {
 
 /// Brings the matrices of layers where not all of them are there at once (LayeredWeights).
@@ -50,6 +54,10 @@ struct Weights {
   Shard shard = {};                ///< which part of each layer `blocks` has
   std::vector<WeightsPtr> others;  ///< the parts of the other devices, from rank 1 on; empty in these, and where one device has all
   LayerSource* layers = nullptr;   ///< borrowed; nullptr: all of `blocks` are there. Else the object changes with each version
+  /// Of each layer's experts `blocks` has those of this share, and the others are ranks', whom `expert_ranks` asks; borrowed, and nullptr
+  /// while nobody is there.
+  ExpertShare experts = {};
+  autograd::ExpertRanks* expert_ranks = nullptr;
 
   /// A norm or bias; undefined if the model has none.
   const Tensor& vector(Block block, std::int64_t layer = -1) const;

@@ -220,7 +220,9 @@ void check_groups(ShapeCheck& c, const ConstTensorView& rows_RN, const ConstTens
   c.contiguous("begin", begin_P);
 }
 void check_weights(ShapeCheck& c, std::span<const LinearWeight* const> weights, const ConstTensorView& begin_P) {
-  c.require(static_cast<std::int64_t>(weights.size()) + 1 == begin_P.shape.num_elements(), "wanted the begin of each group, and the end");
+  c.require(!weights.empty() && begin_P.shape.num_elements() > 1 &&
+                (begin_P.shape.num_elements() - 1) % static_cast<std::int64_t>(weights.size()) == 0,
+            "wanted the begin of each group, as many for each rank, and the end");
   for (const LinearWeight* w : weights) c.extent("N", w->num_outputs(), "weight").extent("K", w->num_inputs(), "weight");
 }
 

@@ -98,8 +98,9 @@ void expert_biases_backward(OpContext& ctx, TensorView dbiases_V, ConstTensorVie
 void add_bias_dots(OpContext& ctx, TensorView dfactors_R, ConstTensorView dy_RN, ConstTensorView biases_V, ConstTensorView begin_P);
 
 // Products of rows that lie together by expert, all experts at once. begin_P (int32, P = E + 1) says where each expert's rows begin, and
-// how many there are: place_rows() makes it. Weights have no biases. Each returns false, and does nothing, where the device has no kernel
-// for such matrices, whatever the rows: then the products are formed expert by expert.
+// how many there are: place_rows() makes it. Of rows that lie together by the rank that sent them, and then by expert, begin_P has E
+// entries for each rank, and the end: groups of rows take the weights in turn. Weights have no biases. Each returns false, and does nothing,
+// where the device has no kernel for such matrices, whatever the rows: then the products are formed expert by expert.
 
 /// y of an expert's rows = x W^T; the bits are linear()'s.
 bool grouped_linear(OpContext& ctx, TensorView y_RN, ConstTensorView x_RK, std::span<const LinearWeight* const> weights,
@@ -108,7 +109,7 @@ bool grouped_linear(OpContext& ctx, TensorView y_RN, ConstTensorView x_RK, std::
 bool grouped_linear_backward_input(OpContext& ctx, TensorView dx_RK, ConstTensorView dy_RN, std::span<const LinearWeight* const> weights,
                                    ConstTensorView begin_P);
 /// dw[e] (fp32, [N, K]) = dy^T x over the expert's rows, 0 if it has none, or += if `accumulate`. The order of the sum depends on the
-/// number of these rows alone.
+/// number of these rows alone. begin_P may be a part of a larger one, of one rank's rows; the other rows are not read.
 bool grouped_linear_backward_weight(OpContext& ctx, std::span<const TensorView> dw, ConstTensorView dy_RN, ConstTensorView x_RK,
                                     ConstTensorView begin_P, bool accumulate);
 

@@ -84,7 +84,7 @@ struct ContextTrace {
   std::vector<double> numbers;  ///< losses and norms of the steps
 };
 
-ContextTrace train(const Case& run, const std::filesystem::path& folder, int ranks_per_row, comm::Mesh* mesh) {
+ContextTrace train_parts(const Case& run, const std::filesystem::path& folder, int ranks_per_row, comm::Mesh* mesh) {
   PolicyOptions of_policy;
   of_policy.model = folder;
   of_policy.compute = run.compute;
@@ -112,18 +112,18 @@ ContextTrace train(const Case& run, const std::filesystem::path& folder, int ran
   return trace;
 }
 
-std::vector<ContextTrace> train_on(int size, int ranks_per_row, const Case& run, const std::filesystem::path& folder) {
+std::vector<ContextTrace> train_parts_on(int size, int ranks_per_row, const Case& run, const std::filesystem::path& folder) {
   std::vector<ContextTrace> traces(static_cast<std::size_t>(size));
   comm::testing::run_threads("threads", size, [&](comm::Communicator& given) {
     std::vector<int> all(static_cast<std::size_t>(size));
     for (int r = 0; r < size; ++r) all[static_cast<std::size_t>(r)] = r;
     comm::Mesh mesh(given.subgroup(all, "mesh", given.generation()));
-    traces[static_cast<std::size_t>(given.rank())] = train(run, folder, ranks_per_row, &mesh);
+    traces[static_cast<std::size_t>(given.rank())] = train_parts(run, folder, ranks_per_row, &mesh);
   });
   return traces;
 }
 
-std::string difference(const ContextTrace& a, const ContextTrace& b) {
+std::string difference_of_parts(const ContextTrace& a, const ContextTrace& b) {
   for (std::size_t t = 0; t < a.weights.size(); ++t)
     for (std::size_t i = 0; i < a.weights[t].size(); ++i)
       if (std::bit_cast<std::uint32_t>(a.weights[t][i]) != std::bit_cast<std::uint32_t>(b.weights[t][i]))
@@ -147,12 +147,12 @@ nn::InitModelOptions model_of(const std::string& family, bool is_tied) {
 class ContextParallel : public ::testing::Test {
  protected:
   void expect_the_bits_of_one_rank(const Case& run, const std::filesystem::path& folder, const std::string& what) {
-    const ContextTrace alone = train(run, folder, 1, nullptr);
+    const ContextTrace alone = train_parts(run, folder, 1, nullptr);
     EXPECT_NE(alone.numbers.front(), alone.numbers[alone.numbers.size() - 2]) << "nothing was learnt";
     const std::pair<int, int> shapes[] = {{2, 1}, {2, 2}, {4, 2}, {4, 4}};
     for (const auto& [size, ranks_per_row] : shapes)
-      for (const ContextTrace& trace : train_on(size, ranks_per_row, run, folder))
-        EXPECT_EQ(difference(trace, alone), "") << what << ", " << size << " ranks, " << ranks_per_row << " to a row";
+      for (const ContextTrace& trace : train_parts_on(size, ranks_per_row, run, folder))
+        EXPECT_EQ(difference_of_parts(trace, alone), "") << what << ", " << size << " ranks, " << ranks_per_row << " to a row";
   }
 };
 
@@ -184,7 +184,7 @@ TEST_F(ContextParallel, AdaptersGiveTheBitsOfOneRank) {
       expect_the_bits_of_one_rank({.compute = compute, .lora = adapter_of(0), .is_rl = is_rl}, scratch.path,
                                   fmt::format("{}, RL {}", to_string(compute), is_rl));
   const Case with_dropout{.lora = adapter_of(0.2)};
-  EXPECT_NE(difference(train(with_dropout, scratch.path, 1, nullptr), train({.lora = adapter_of(0)}, scratch.path, 1, nullptr)), "");
+  EXPECT_NE(difference_of_parts(train_parts(with_dropout, scratch.path, 1, nullptr), train_parts({.lora = adapter_of(0)}, scratch.path, 1, nullptr)), "");
   expect_the_bits_of_one_rank(with_dropout, scratch.path, "dropout");
   expect_the_bits_of_one_rank({.checkpointing = {1}, .lora = adapter_of(0.2)}, scratch.path, "dropout, whole layers again");
   expect_the_bits_of_one_rank({.overlaps = true, .lora = adapter_of(0, {"embed_tokens"})}, scratch.path, "the tied matrix too");
@@ -198,15 +198,15 @@ TEST_F(ContextParallel, AdaptersGiveTheBitsOfOneRank) {
 TEST_F(ContextParallel, LeavesAreTheGradientsOfTheRow) {
   Scratch scratch("cp-leaves");
   nn::init_model(model_of("qwen3", true), scratch.path);
-  const ContextTrace one = train({.num_leaves = 1}, scratch.path, 1, nullptr), eight = train({.num_leaves = 8}, scratch.path, 1, nullptr);
+  const ContextTrace one = train_parts({.num_leaves = 1}, scratch.path, 1, nullptr), eight = train_parts({.num_leaves = 8}, scratch.path, 1, nullptr);
   ASSERT_EQ(one.numbers.size(), eight.numbers.size());
-  EXPECT_NE(difference(one, eight), "");
+  EXPECT_NE(difference_of_parts(one, eight), "");
   for (std::size_t i = 0; i < one.numbers.size(); ++i) EXPECT_NEAR(one.numbers[i], eight.numbers[i], 1e-4 * std::abs(one.numbers[i]));
-  const ContextTrace fast = train_on(2, 2, {.reduce = Reduce::kFast, .num_leaves = 2}, scratch.path).front();
+  const ContextTrace fast = train_parts_on(2, 2, {.reduce = Reduce::kFast, .num_leaves = 2}, scratch.path).front();
   for (std::size_t i = 0; i < one.numbers.size(); ++i) EXPECT_NEAR(one.numbers[i], fast.numbers[i], 1e-4 * std::abs(one.numbers[i]));
   const Case whole{.num_leaves = 1, .lora = adapter_of(0)}, cut{.num_leaves = 8, .lora = adapter_of(0)};
-  const ContextTrace of_adapter = train(whole, scratch.path, 1, nullptr), in_leaves = train(cut, scratch.path, 1, nullptr);
-  EXPECT_NE(difference(of_adapter, in_leaves), "");
+  const ContextTrace of_adapter = train_parts(whole, scratch.path, 1, nullptr), in_leaves = train_parts(cut, scratch.path, 1, nullptr);
+  EXPECT_NE(difference_of_parts(of_adapter, in_leaves), "");
   for (std::size_t i = 0; i < of_adapter.numbers.size(); ++i)
     EXPECT_NEAR(of_adapter.numbers[i], in_leaves.numbers[i], 1e-4 * std::abs(of_adapter.numbers[i]));
 }

@@ -67,6 +67,7 @@ GradientExchange::GradientExchange(ops::OpContext& ctx, nn::Parameters& paramete
 GradientExchange::~GradientExchange() {
   parameters_.on_section({});
   settle();
+  if (parameters_.has_experts_apart()) parameters_.lend_expert_grads({0, parameters_.table()->num_master_elements()}, {});
 }
 
 void GradientExchange::begin(std::int64_t num_rows) {
@@ -76,6 +77,20 @@ void GradientExchange::begin(std::int64_t num_rows) {
   next_section_ = 0;
   is_in_leaf_ = false;
   parameters_.start_grads();
+  if (parameters_.has_experts_apart()) make_sum();
+}
+
+void GradientExchange::make_sum() {
+  if (sum_.defined() || own().count() == 0) return;
+  sum_ = Tensor::empty(ctx_.runtime, {own().count()}, DType::kF32);
+  if (!parameters_.has_experts_apart()) return;
+  for (const nn::ExpertSection& experts : nn::expert_sections(*parameters_.table()))
+    if (const ElementRange mine = part_of(group_.rank(), experts.range()); mine.count() > 0)
+      parameters_.lend_expert_grads(mine, sum_.slice(own().place_of(mine.begin), mine.count()));
+}
+
+int GradientExchange::num_active() const noexcept {
+  return static_cast<int>(std::min<std::int64_t>(group_.size(), (num_rows_ - round_ * num_row_groups()) * options_.ranks_per_row));
 }
 
 std::optional<std::int64_t> GradientExchange::row_of(std::int64_t round) const noexcept {
@@ -150,7 +165,7 @@ GradientExchange::Pass GradientExchange::make_pass(std::size_t section, std::int
   pass.section = section;
   pass.begin = begin;
   pass.is_first = round_ == 0;
-  pass.num_active = static_cast<int>(std::min<std::int64_t>(size, (num_rows_ - round_ * num_row_groups()) * options_.ranks_per_row));
+  pass.num_active = num_active();
   pass.mine = piece_of(me);
   for (int r = 0; r < size; ++r) {
     const bool is_self = r == me;
@@ -218,7 +233,7 @@ void GradientExchange::exchange(std::size_t section) {
   PRL_CHECK(sums_leaves(), "gradients are divided, and not exchanged");
   complete();
   const ElementRange whole = parameters_.sections()[section].range;
-  if (!sum_.defined() && own().count() > 0) sum_ = Tensor::empty(ctx_.runtime, {own().count()}, DType::kF32);
+  make_sum();
   const bool is_second = parameters_.sections()[section].is_second;
   if (is_second && !second_.defined()) {
     second_range_ = part_of(group_.rank(), whole);

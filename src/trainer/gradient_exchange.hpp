@@ -54,6 +54,8 @@ std::int64_t exchange_bucket(std::span<const nn::GradSection> sections, const Sh
 /// With `overlaps` a section is sent while the backward pass goes on (Communicator::start_all_to_all), and added when the next one is
 /// complete; the pass writes the section's place again only then, so that layers need two places (nn::Parameters::divide_grads). A section
 /// larger than a bucket, as embedding and head may be, is sent in several passes, of which the first overlaps.
+/// Experts that ranks divide (nn::Parameters::has_experts_apart) have their gradients where the sum is: the rank that owns them adds the leaf
+/// of each rank's rows itself, in the same order (autograd::ExpertRanks).
 class GradientExchange {
  public:
   /// Everything is borrowed and must outlive this; `plan` has a part per rank of `group`, or a part for several.
@@ -68,6 +70,9 @@ class GradientExchange {
   /// The row of this rank in round `round`; nullopt if rows are used up.
   std::optional<std::int64_t> row_of(std::int64_t round) const noexcept;
   std::int64_t num_rounds() const noexcept;
+  /// Ranks [0, n) have a row, or a part of one, in this round; its first row is the step's first.
+  int num_active() const noexcept;
+  bool is_first_round() const noexcept { return round_ == 0; }
   /// Before the forward pass of a row, which decides whether backward overwrites: gradients count as zero where they must.
   void begin_leaf();
   /// After it, or in its place on a rank that has no row: the round is over.
@@ -112,6 +117,7 @@ class GradientExchange {
   std::int64_t longest_part(std::size_t section) const;
   /// Where leaves of elements from `begin` on of the array of masters, all of them this rank's own, are added.
   TensorView sum_of(std::size_t section, std::int64_t begin, std::int64_t count) const;
+  void make_sum();
   /// Leaves of rows that follow each other; `is_first`: of the step's first rows.
   void add(TensorView sum, std::span<const ConstTensorView> leaves, bool is_first);
 

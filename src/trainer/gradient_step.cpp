@@ -110,11 +110,19 @@ namespace {
 /// The plan, by which masters are held from now on.
 ShardPlan divide(Policy& policy, const GradientStepOptions& options, comm::Mesh& mesh) {
   const comm::Communicator& shards = mesh.along(comm::Axis::kShard);
-  ShardPlan plan(*policy.parameters().table(), shards.size(), keeps_whole_blocks(options.optim));
+  MasterShare share = policy.options().share;
+  share.keeps_blocks = keeps_whole_blocks(options.optim);
+  ShardPlan plan = shard_plan(*policy.parameters().table(), shards.size(), share);
   policy.parameters().hold(plan.elements(shards.rank()));
+  if (share.divides_experts) {
+    PRL_CHECK(shards.size() == mesh.world().size() && options.reduce == Reduce::kExact && options.cut.num_leaves == 1,
+              "experts are divided among all ranks, of which each has rows of its own");
+    check_experts_divide(policy.config(), shards.size());
+    policy.share_experts({shards.rank(), shards.size()});
+  }
   const bool splits_tied = splits_tied_grads(options.cut.num_leaves, options.reduce) && policy.parameters().table()->has_tied_head();
-  policy.parameters().divide_grads(divides_grads(mesh.world().size(), options.reduce) || splits_tied, splits_tied,
-                                   num_grad_places(options.overlaps_exchange, mesh.world().size()));
+  policy.parameters().divide_grads(divides_grads(mesh.world().size(), options.reduce) || splits_tied || share.divides_experts, splits_tied,
+                                   num_grad_places(options.overlaps_exchange, mesh.world().size()), share.divides_experts);
   return plan;
 }
 
@@ -155,6 +163,10 @@ void GradientStep::Shard::bring_weights() {
   if (trained.layered() != nullptr) {
     layers = std::make_unique<LayerGather>(mesh.world(), members, plan, *trained.layered());
     layers->keep_masters(trained);
+    if (trained.options().share.divides_experts) {
+      experts = std::make_unique<ExpertGroup>(mesh.world(), *trained.layered());
+      trained.layered()->pack_experts();
+    }
   } else if (overlaps && members.size() > 1 && !trained.options().lora) {
     gather = std::make_unique<WeightGather>(mesh.world(), members, plan);
   }
@@ -164,6 +176,7 @@ std::vector<MemberGroup*> GradientStep::Shard::groups_of_weights() const {
   std::vector<MemberGroup*> groups;
   if (layers != nullptr) groups.push_back(&layers->group());
   if (gather != nullptr) groups.push_back(&gather->group());
+  if (experts != nullptr) groups.push_back(&experts->group());
   return groups;
 }
 
@@ -348,6 +361,8 @@ bool GradientStep::add_gradients(std::span<const wire::MicroBatch> rows, std::ve
   std::vector<RowResult> mine;
   shard_->exchange.begin(static_cast<std::int64_t>(leaves.size()));
   for (std::int64_t round = 0; round < shard_->exchange.num_rounds(); ++round) {
+    if (shard_->experts != nullptr)
+      shard_->experts->count({.num_active = shard_->exchange.num_active(), .is_first = shard_->exchange.is_first_round()});
     if (const auto leaf = shard_->exchange.row_of(round)) {
       const std::size_t index = leaves[static_cast<std::size_t>(*leaf)];
       if (exporter_ && shard_->is_first_of_row()) exporter_->begin_row(*leaf);

@@ -13,6 +13,7 @@
 #include "config/loss_config.hpp"
 #include "config/optim_config.hpp"
 #include "trainer/context_group.hpp"
+#include "trainer/expert_group.hpp"
 #include "trainer/gradient_exchange.hpp"
 #include "trainer/layer_gather.hpp"
 #include "trainer/loss/batch_loss.hpp"
@@ -146,6 +147,7 @@ class GradientStep {
     void bring_weights();
     std::unique_ptr<LayerGather> layers;   ///< if the policy has layered weights, after that
     std::unique_ptr<WeightGather> gather;  ///< else if new weights are gathered beside other work
+    std::unique_ptr<ExpertGroup> experts;  ///< if ranks divide them, with the first work too
     std::vector<MemberGroup*> groups_of_weights() const;
     GradientExchange exchange;
     Optimizer optimizer;

@@ -74,6 +74,16 @@ void LayerGather::keep_masters(Policy& policy) {
     const ElementRange own = plan_.part(group_->rank(), weights_.layer_section(layer).range);
     policy.round(own, own_values(own));
   }
+  for (const nn::LayeredWeights::OwnExperts& of : weights_.own_experts()) policy.round(of.own, of.values);
+}
+
+void LayerGather::gather_experts(std::int64_t layer, const Tensor& own, const Tensor& to) {
+  PRL_CHECK(under_way_ == nullptr, "experts while a layer is under way");
+  const auto of = std::ranges::find(weights_.own_experts(), layer, [](const auto& experts) { return experts.section.layer; });
+  PRL_CHECK(of != weights_.own_experts().end(), "layer {} has no experts", layer);
+  std::vector<std::int64_t> counts;
+  for (int r = 0; r < group_->size(); ++r) counts.push_back(plan_.part(r, of->section.range()).count());
+  group_.among([&] { group_->all_gather(to.view(), counts, own.view(), {.what = fmt::format("experts of layer {}", layer)}); });
 }
 
 void LayerGather::take_masters(Policy& policy) {

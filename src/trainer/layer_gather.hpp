@@ -36,6 +36,7 @@ class LayerGather final : public nn::LayerFetch {
   /// PeerLost names ranks as the world counts them.
   void start(std::int64_t layer, const Tensor& to) override;
   void join() override;
+  void gather_experts(std::int64_t layer, const Tensor& own, const Tensor& to) override;
 
  private:
   /// Where this rank's own values of `range`, elements of layers alone, are kept.

@@ -9,17 +9,20 @@ namespace prl::trainer {
 
 namespace {
 
-/// Of nn::LayeredWeights and a rank's part of all layers.
-std::size_t layered_bytes(const nn::TensorTable& table, const ShardPlan& plan, DType compute) {
+/// Of nn::LayeredWeights and a rank's part of all layers, or of their matrices beside the experts, and its experts.
+std::size_t layered_bytes(const nn::TensorTable& table, const ShardPlan& plan, DType compute, bool divides_experts) {
   std::int64_t outside = 0, longest = 0, own = 0;
-  for (const nn::GradSection& section : nn::grad_sections(table)) {
+  const std::vector<nn::GradSection> sections = nn::grad_sections(table, false, divides_experts);
+  for (const nn::GradSection& section : sections) {
     if (section.layer < 0) outside += section.range.count();
     if (section.layer >= 0) longest = std::max(longest, section.range.count());
   }
   for (int rank = 0; rank < plan.num_ranks(); ++rank) {
     std::int64_t of_rank = 0;
-    for (const nn::GradSection& section : nn::grad_sections(table))
+    for (const nn::GradSection& section : sections)
       if (section.layer >= 0) of_rank += plan.part(rank, section.range).count();
+    if (divides_experts)
+      for (const nn::ExpertSection& experts : nn::expert_sections(table)) of_rank += plan.part(rank, experts.range()).count();
     own = std::max(own, of_rank);
   }
   return static_cast<std::size_t>(outside + 2 * longest + own) * size_of(compute);
@@ -31,7 +34,10 @@ TrainingBytes training_bytes(const nn::ModelConfig& model, const PolicyOptions& 
   const nn::TensorTablePtr table = trained_tensors(policy, model);
   const OptimizerMemory& optimizer = step.optimizer_memory;
   const int num_ranks = step.num_ranks, num_shards = num_ranks / step.num_replicas;
-  const ShardPlan plan(*table, num_shards, keeps_whole_blocks(step.optim));
+  MasterShare shared = policy.share;
+  shared.keeps_blocks = keeps_whole_blocks(step.optim);
+  const bool divides_experts = shared.divides_experts;
+  const ShardPlan plan = shard_plan(*table, num_shards, shared);
   const double share = static_cast<double>(plan.longest()) / static_cast<double>(std::max<std::int64_t>(table->num_master_elements(), 1));
   const auto part_of = [&](std::size_t bytes) {
     return num_shards == 1 ? bytes : static_cast<std::size_t>(std::ceil(share * static_cast<double>(bytes)));
@@ -47,9 +53,9 @@ TrainingBytes training_bytes(const nn::ModelConfig& model, const PolicyOptions& 
   bytes.gradients = all;
   const bool splits_tied = splits_tied_grads(step.cut.num_leaves, step.reduce) && table->has_tied_head();
   std::vector<nn::GradSection> sections{{nn::GradSection::kRest, {0, table->num_master_elements()}}};
-  if (divides_grads(num_ranks, step.reduce) || splits_tied) {
+  if (divides_grads(num_ranks, step.reduce) || splits_tied || divides_experts) {
     std::int64_t longest_layer = 0, others = 0;
-    sections = nn::grad_sections(*table, splits_tied);
+    sections = nn::grad_sections(*table, splits_tied, divides_experts);
     for (const nn::GradSection& section : sections) {
       if (section.layer >= 0)
         longest_layer = std::max(longest_layer, section.range.count());
@@ -59,7 +65,7 @@ TrainingBytes training_bytes(const nn::ModelConfig& model, const PolicyOptions& 
     const int num_places = num_grad_places(step.overlaps_exchange, num_ranks);
     bytes.gradients = sizeof(float) * static_cast<std::size_t>(num_places * longest_layer + others);
   }
-  if (num_ranks > 1 || splits_tied) {
+  if (num_ranks > 1 || splits_tied || divides_experts) {
     bytes.gradients += part_of(all);
   } else if (step.reduce == Reduce::kExact) {
     for (const ElementRange& range : nn::stepwise_ranges(*table))
@@ -73,7 +79,7 @@ TrainingBytes training_bytes(const nn::ModelConfig& model, const PolicyOptions& 
   }
   const std::int64_t num_packed = model.num_parameters() + (policy.lora ? table->num_trainable() : 0);
   bytes.weights = static_cast<std::size_t>(num_packed) * size_of(policy.compute);
-  if (policy.gathers_layers && num_shards > 1) bytes.weights = layered_bytes(*table, plan, policy.compute);
+  if (policy.gathers_layers && num_shards > 1) bytes.weights = layered_bytes(*table, plan, policy.compute, divides_experts);
   bytes.optimizer = is_in_host ? visit_bytes_of(step.optim, optimizer, *table) : state;
   bytes.host_optimizer = is_in_host ? state : 0;
   return bytes;

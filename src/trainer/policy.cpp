@@ -8,8 +8,8 @@
 #include "base/rng.hpp"
 #include "nn/peft.hpp"
 #include "ops/pointwise.hpp"
+#include "trainer/expert_group.hpp"
 #include "trainer/optim/host_state.hpp"
-#include "trainer/shard_plan.hpp"
 
 namespace prl::trainer {
 
@@ -30,6 +30,10 @@ nn::ModelConfig model_config(const PolicyOptions& options) {
 
 nn::TensorTablePtr trained_tensors(const PolicyOptions& options, const nn::ModelConfig& model) {
   return options.lora ? nn::make_adapter_table(model, *options.lora) : nn::make_tensor_table(model);
+}
+
+ShardPlan shard_plan(const nn::TensorTable& table, int num_ranks, const MasterShare& share) {
+  return {table, num_ranks, share.keeps_blocks, share.divides_experts};
 }
 
 namespace {
@@ -81,8 +85,7 @@ Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, std::shared_ptr<ops::OpSe
         nn::Parameters::Allocate allocate;
         if (options_.masters_host != nullptr)
           allocate = [host = HostState(runtime_, options_.masters_host)](std::int64_t n) mutable { return host.zeros({n}, DType::kF32); };
-        return nn::Parameters(runtime_, config, table, ShardPlan(*table, share.num_ranks, share.keeps_blocks).elements(share.rank),
-                              std::move(allocate));
+        return nn::Parameters(runtime_, config, table, shard_plan(*table, share.num_ranks, share).elements(share.rank), std::move(allocate));
       }()),
       base_(std::move(base)),
       shares_base_(base_ != nullptr) {
@@ -99,15 +102,47 @@ Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, std::shared_ptr<ops::OpSe
   if (options_.balances_routes && config().num_experts == 0)
     log::warning("model.debug.force_balanced_routing has no effect: a {} model has no routers", config().model_type);
   const bool splits_tied = options_.share.splits_tied && parameters_.table()->has_tied_head();
-  parameters_.divide_grads(options_.share.divides_grads || splits_tied, splits_tied, options_.share.grad_places);
+  const bool divides_experts = options_.share.divides_experts;
+  PRL_CHECK(!divides_experts || options_.gathers_layers, "ranks divide the experts of weights whose layers are brought");
+  if (divides_experts) check_experts_divide(config(), options_.share.num_ranks);
+  parameters_.divide_grads(options_.share.divides_grads || splits_tied || divides_experts, splits_tied, options_.share.grad_places,
+                           divides_experts);
   parameters_.ensure_grads();
   parameters_.zero_grads();
   model_ = std::make_unique<nn::TrainableModel>(context(), parameters_, options_.checkpointing, options_.offload);
   model_->keep_logits(options_.num_kept_logits);
   probe_model_ = std::make_unique<nn::InferenceModel>(context());
   PRL_CHECK(!options_.gathers_layers || !options_.lora, "layers of a base that is not trained are not brought");
-  if (options_.gathers_layers) layered_ = std::make_unique<nn::LayeredWeights>(context(), config(), options_.compute);
+  if (divides_experts)
+    share_experts({options_.share.rank, options_.share.num_ranks});
+  else if (options_.gathers_layers)
+    layered_ = std::make_unique<nn::LayeredWeights>(context(), config(), options_.compute);
   load_initial();
+}
+
+void Policy::share_experts(nn::ExpertShare share) {
+  PRL_CHECK(options_.share.divides_experts, "experts that are not divided");
+  if (layered_ != nullptr && layered_->weights()->experts.rank == share.rank && layered_->weights()->experts.size == share.size) return;
+  auto layered = std::make_unique<nn::LayeredWeights>(context(), config(), options_.compute, share);
+  if (layered_ != nullptr) {
+    for (std::size_t i = 0; i < layered->outside().size(); ++i) {
+      const Tensor &to = layered->outside_values(i), &from = layered_->outside_values(i);
+      runtime_->copy_within(to.data(), from.data(), from.num_bytes());
+    }
+    layered->renew(weights_->version);
+  }
+  layered_ = std::move(layered);
+  weights_ = layered_->weights();
+}
+
+void Policy::pass(bool is_forward) {
+  if (!options_.share.divides_experts) return is_forward ? model_->pass_forward(*weights_) : model_->pass_backward(*weights_);
+  if (!is_forward) return model_->backward(std::vector<float>(static_cast<std::size_t>(num_row_tokens_), 0.0f));
+  wire::MicroBatch row;
+  row.input_ids = row.position_ids = {0};
+  row.sequence_lengths = {1};
+  row.temperatures = {1.0f};
+  forward(row, std::vector<std::int32_t>{-1});
 }
 
 Policy::~Policy() = default;
@@ -289,6 +324,7 @@ std::vector<std::int32_t> given_experts(const PolicyOptions& options, const nn::
 
 nn::TokenStats Policy::forward(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T) {
   if (late_ != nullptr) late_->begin();
+  num_row_tokens_ = static_cast<std::int64_t>(row.input_ids.size());
   std::vector<std::int32_t> cu = cumulative(row);
   const std::uint64_t seed = options_.lora && options_.lora->dropout > 0 ? dropout_seed(options_, weights_->version, row) : 0;
   if (cut_.num_leaves == 1) {
@@ -298,7 +334,6 @@ nn::TokenStats Policy::forward(const wire::MicroBatch& row, std::span<const std:
         targets_T, row.temperatures);
   }
   // Filled up by a sequence of which no token is a target, so that all leaves have as many tokens.
-  num_row_tokens_ = static_cast<std::int64_t>(row.input_ids.size());
   const auto padded = static_cast<std::size_t>(cut_.padded(num_row_tokens_));
   std::vector<std::int32_t> ids(row.input_ids), positions(row.position_ids), targets(targets_T.begin(), targets_T.end());
   std::vector<float> temperatures(row.temperatures);

@@ -7,6 +7,10 @@
 #include "nn/element_ranges.hpp"
 #include "nn/tensor_table.hpp"
 
+namespace prl::nn {
+struct ExpertSection;
+}
+
 namespace prl::trainer {
 
 using nn::ElementRange;
@@ -29,7 +33,9 @@ class ShardPlan {
 
   /// `keeps_blocks`: no block is divided (Muon orthogonalises whole matrices), the vectors are one. Layers have too few blocks to be
   /// divided evenly: then the whole array is one section.
-  ShardPlan(const nn::TensorTable& table, int num_ranks, bool keeps_blocks);
+  /// `divides_experts`: the experts of each layer are a section, in which each rank owns those of nn::ExpertShare; not
+  /// with `keeps_blocks`.
+  ShardPlan(const nn::TensorTable& table, int num_ranks, bool keeps_blocks, bool divides_experts = false);
 
   int num_ranks() const noexcept { return static_cast<int>(elements_.size()); }
   /// All that a rank owns; may be empty.
@@ -47,6 +53,12 @@ class ShardPlan {
 
  private:
   void divide(ElementRange section, int num_ranks, std::span<const std::size_t> cuts);
+  void divide(const nn::ExpertSection& experts, int num_ranks);
+  /// `firsts`: chunks with which each rank's part begins, and one past the last.
+  void add_section(ElementRange section, std::span<const std::size_t> firsts);
+  std::int64_t element_of(std::size_t chunk) const {
+    return chunk < chunks_.size() ? chunks_[chunk].begin : chunks_.empty() ? 0 : chunks_.back().end;
+  }
 
   std::vector<ElementRange> chunks_;
   std::vector<Section> sections_;

@@ -37,7 +37,8 @@ struct GroupedArgs {
   const std::int32_t* begin;  ///< [num_groups + 1]
   std::int64_t out_stride;
   std::int64_t out_apart;      ///< kWeight: elements from one group's matrix to the next
-  int num_groups, rows_apart;  ///< rows_apart: of `right`, from one group's matrix to the next; not of kWeight
+  int num_groups;
+  int num_matrices, rows_apart;  ///< of `right`, which groups take in turn, and from one to the next; not of kWeight
   int rows, columns, depth;    ///< of out and of the sum; what a group's rows are is not used
   bool accumulate;             ///< kWeight
 };
@@ -125,11 +126,12 @@ __device__ __forceinline__ void copy_tiles(const GroupedArgs& a, SharedMemory& s
         copy_box(left, &a.left, s.full + at.slot, 0, row, p.row / kDepth);
         copy_box(right, &a.right, s.full + at.slot, 0, row, p.column / kDepth);
       } else {
+        const int matrix_row = p.group % a.num_matrices * a.rows_apart;
         copy_box(left, &a.left, s.full + at.slot, 0, p.row, step);
         if constexpr (kKind == Grouped::kForward)
-          copy_box(right, &a.right, s.full + at.slot, 0, p.group * a.rows_apart + p.column, step);
+          copy_box(right, &a.right, s.full + at.slot, 0, matrix_row + p.column, step);
         else
-          copy_box(right, &a.right, s.full + at.slot, 0, p.group * a.rows_apart + step * kDepth, p.column / kDepth);
+          copy_box(right, &a.right, s.full + at.slot, 0, matrix_row + step * kDepth, p.column / kDepth);
       }
       at.advance();
     }
@@ -311,20 +313,22 @@ std::optional<Stacked> grouped(const OpContext& ctx, std::span<const LinearWeigh
 template <Grouped kKind>
 bool multiply_rows(OpContext& ctx, TensorView out, ConstTensorView left, std::span<const LinearWeight* const> weights,
                    ConstTensorView begin_P) {
-  const std::int64_t rows = left.shape.num_rows(), groups = static_cast<std::int64_t>(weights.size());
-  if (!is_boxed(out) || !is_boxed(left)) return false;
+  const std::int64_t rows = left.shape.num_rows(), groups = begin_P.shape.num_elements() - 1;
+  const auto matrices = static_cast<std::int64_t>(weights.size());
+  if (!is_boxed(out) || !is_boxed(left) || groups > kMaxExperts) return false;
   const std::optional<Stacked> w = grouped(ctx, weights, rows);
   if (!w) return false;
   const std::int64_t N = w->first->num_outputs(), K = w->first->num_inputs();
   GroupedArgs a{};
   a.left = rows_map(left.data, rows, left.shape.num_cols(), left.row_stride, kTileRows, 1);
-  const std::int64_t all_rows = N + (groups - 1) * w->rows_apart;
+  const std::int64_t all_rows = N + (matrices - 1) * w->rows_apart;
   a.right = kKind == Grouped::kForward ? rows_map(w->first->w_NK.data(), all_rows, K, K, kTileColumns, 1)
                                        : rows_map(w->first->w_NK.data(), all_rows, K, K, kDepth, kTileColumns / kDepth);
   a.out = out.data;
   a.begin = begin_P.as<std::int32_t>();
   a.out_stride = out.row_stride;
   a.num_groups = static_cast<int>(groups);
+  a.num_matrices = static_cast<int>(matrices);
   a.rows_apart = static_cast<int>(w->rows_apart);
   a.columns = static_cast<int>(out.shape.num_cols());
   a.depth = static_cast<int>(left.shape.num_cols());

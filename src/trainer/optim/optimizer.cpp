@@ -130,7 +130,7 @@ Optimizer::Optimizer(ops::OpContext& ctx, nn::Parameters& parameters, const conf
   PRL_CHECK(memory_.piece_elements > 0, "pieces of {} elements", memory_.piece_elements);
   if (memory_.host != nullptr) host_ = std::make_unique<HostState>(ctx.runtime, memory_.host);
   for (nn::NamedParameter& p : parameters.named()) {
-    PRL_CHECK(p.grad.defined(), "parameter {} has no gradient tensor", p.name);
+    PRL_CHECK(p.grad.defined() || (p.expert >= 0 && parameters.has_experts_apart()), "parameter {} has no gradient tensor", p.name);
     const std::vector<std::string> names = state_names(optim, p);
     const ElementRange part = own_.part_of(p.range());
     if (part.count() == 0) continue;
