@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Training on 1, 2, 4, 8 GPUs of one machine beside PyTorch's FSDP2: `prl sft` on random rows, as a Markdown table.
 
-    python3 bench/ranks.py [--prl build/release/bin/prl] [--shape qwen3-0.6b] [--seq-len 8192] [--rows 2] [--ranks 1,2] [--reduce exact,fast] [--kill ROLE] [--peer] [--plan] [-- OPTIONS OF prl sft]
+    python3 bench/ranks.py [--prl build/release/bin/prl] [--shape qwen3-0.6b] [--seq-len 8192] [--rows 2] [--ranks 1,2] [--reduce exact,fast] [--layers N] [--kill ROLE] [--peer] [--plan] [-- OPTIONS OF prl sft]
 
 Each rank has `--rows` packed rows of `--seq-len` tokens a step whatever the number of ranks, so that all tokens/s over those of one rank times the number
 of ranks is the efficiency. Times are medians (least to greatest) of the steps but the first two. bfloat16, fp32 masters, AdamW. The peer runs the same shape, rows and ranks in the same call
@@ -95,6 +95,7 @@ def main():
     parser.add_argument("--prl", default="build/release/bin/prl")
     parser.add_argument("--shape", default="qwen3-0.6b", choices=sorted(models.SHAPES))
     parser.add_argument("--model", help="folder of the model, made when it is missing (default: in a temporary one)")
+    parser.add_argument("--layers", type=int, help="so many layers of the shape, with random weights that no file holds")
     parser.add_argument("--seq-len", type=int, default=8192)
     parser.add_argument("--rows", type=int, default=2, help="of each rank and step")
     parser.add_argument("--ranks", default="1,2")
@@ -115,8 +116,13 @@ def main():
     options.prl = os.path.abspath(options.prl)
     found, first = [], {}
     with tempfile.TemporaryDirectory(prefix="prl-ranks-") as scratch:
-        model = models.ensure_model(options.prl, os.path.abspath(options.model or scratch + "/model"), options.shape)
-        print(f"{options.shape}, rows of {options.seq_len} tokens, {options.rows} for each rank and step {' '.join(options.flags)}\n")
+        folder = os.path.abspath(options.model or scratch + "/model")
+        if options.layers:
+            model = models.ensure_config(options.prl, folder, options.shape, options.layers)
+            options.flags += ["--model.debug.random-init"]
+        else:
+            model = models.ensure_model(options.prl, folder, options.shape)
+        print(f"{options.shape}{f', {options.layers} layers' if options.layers else ''}, rows of {options.seq_len} tokens, {options.rows} for each rank and step {' '.join(options.flags)}\n")
         print("| work | ranks | tokens/s | efficiency | step (s) | forward, backward, exchange (s) | optimizer, gather (s) | MFU | peak (GiB) |\n|---|---|---|---|---|---|---|---|---|", flush=True)
         cases = [(name, int(ranks)) for name in options.reduce.split(",") for ranks in options.ranks.split(",")]
         cases += [("peer", int(ranks)) for ranks in options.ranks.split(",") if options.peer]

@@ -222,13 +222,15 @@ struct TrainerModelConfig {
             "Divide layers' weights among trainer ranks, gather each when it is computed with: for models that do not fit; same bits");
     v.field("dp_replicate", dp_replicate, "Copies of the sharded masters and optimizer state; a divisor of the number of trainer ranks",
             {.unit = "copies", .min = 1});
-    v.field("ep", ep, "Devices that share the experts",
-            {.unit = "devices", .min = 1, .words = "auto", .status = inert("every rank computes all experts of its rows")});
+    v.field("ep", ep,
+            "Trainer ranks that divide the experts of each layer, to which tokens travel: all of them, or 1 (auto), where every rank computes "
+            "all experts of its rows; layers are divided as by reshard_after_forward. Same bits",
+            {.unit = "devices", .min = 1, .words = "auto"});
     v.field("ep_comm_backend", ep_comm_backend, "How tokens travel to experts", {.status = not_built("DeepEP")});
     v.field("deepep_num_sms", deepep_num_sms, "Multiprocessors that DeepEP may use",
-            {.min = 1, .status = inert("tokens do not travel to experts of other ranks")});
+            {.min = 1, .status = inert("tokens travel over NCCL or Gloo")});
     v.field("deepep_token_chunk_size", deepep_token_chunk_size, "Tokens per DeepEP message",
-            {.unit = "tokens", .min = 1, .status = inert("tokens do not travel to experts of other ranks")});
+            {.unit = "tokens", .min = 1, .status = inert("tokens travel over NCCL or Gloo")});
     v.field("cp", cp, "Trainer ranks that share one row: 1, 2, 4, ..., a divisor of both kinds of heads", {.unit = "devices", .min = 1});
     v.field(
         "leaves_per_row", leaves_per_row,

@@ -26,7 +26,6 @@ void check_offload(const TrainerModelConfig& model, const OptimConfig& optim, co
 }
 
 void check_parallel(const TrainerModelConfig& model, const Check& check) {
-  if (model.ep.number.value_or(1) > 1) check.not_built("model.ep", "expert parallelism");
   if (model.cp_style == ContextParallelStyle::kRing) {
     // Where no row is shared a file that says "ring" means nothing by it.
     constexpr const char* kInstead = "ring attention; leave cp_style out, or say \"ulysses\"";
@@ -43,6 +42,19 @@ void check_parallel(const TrainerModelConfig& model, const Check& check) {
   if (!is_power(model.cp)) check.problem("model.cp", "must be 1, 2, 4, 8, ...: gradients of a row's parts are added as a balanced tree");
   if (!is_power(leaves) || leaves % model.cp != 0)
     check.problem("model.leaves_per_row", fmt::format("must be a power of two and a multiple of model.cp, which is {}", model.cp));
+}
+
+/// What ranks that divide experts cannot do beside it.
+void check_experts(const TrainerModelConfig& model, const OptimConfig& optim, const Check& check) {
+  if (model.ep.number.value_or(1) == 1) return;
+  const auto refuse = [&](bool is_set, std::string_view with) {
+    if (is_set) check.not_built("model.ep", fmt::format("experts divided among ranks together with {}", with));
+  };
+  refuse(model.lora.has_value(), "model.lora");
+  refuse(std::holds_alternative<MuonConfig>(optim), "the optimizer muon");
+  refuse(model.reduce == GradientReduce::kFast, "model.reduce = \"fast\"");
+  refuse(model.cp > 1 || model.leaves_per_row.value_or(1) > 1, "rows in parts (model.cp, model.leaves_per_row)");
+  refuse(model.dp_replicate > 1, "copies of the state (model.dp_replicate)");
 }
 
 /// What selective recomputation can name: parts of decoders here, and parts of models that have more than those.
@@ -110,6 +122,7 @@ void check_trainer_model(TrainerModelConfig& model, const OptimConfig& optim, co
   check_model_name(model.name, "model.name", check);
   check_offload(model, optim, check);
   check_parallel(model, check);
+  check_experts(model, optim, check);
   if (model.ac) check_checkpointing(*model.ac, check);
   if (model.debug.force_balanced_routing)
     check.warn("model.debug.force_balanced_routing",

@@ -418,6 +418,7 @@ struct PlanConfig {
   GradientReduce reduce = GradientReduce::kExact;
   int dp_replicate = 1;
   bool reshard_after_forward = false;
+  int ep = 1;
   int checkpoint_every = 0;
   bool optim_cpu_offload = false;
   bool fsdp_cpu_offload = false;
@@ -455,6 +456,7 @@ struct PlanConfig {
             {.unit = "layers", .min = 0});
     v.field("optim_cpu_offload", optim_cpu_offload, "Optimizer's state in host memory (model.optim_cpu_offload)");
     v.field("reshard_after_forward", reshard_after_forward, "Layers' weights divided among the devices (model.reshard_after_forward)");
+    v.field("ep", ep, "Devices that divide the experts of each layer: all that train, or 1 (model.ep)", {.unit = "devices", .min = 1});
     v.field("fsdp_cpu_offload", fsdp_cpu_offload, "Optimizer's state and masters in host memory (model.fsdp_cpu_offload)");
     v.field("assume_flops", assume_flops, "Peak of a device in place of the card's", {.unit = "TFLOP/s", .min = 0, .is_open_min = true});
     v.field("assume_efficiency", assume_efficiency, "Part of the peaks that is reached, in place of what was measured",

@@ -14,6 +14,7 @@
 #include "launch/metric_services.hpp"
 #include "launch/orchestrator_setup.hpp"
 #include "launch/policy_sources.hpp"
+#include "launch/ranks.hpp"
 #include "launch/rl_progress.hpp"
 #include "launch/run_folder.hpp"
 #include "launch/trainer_role.hpp"
@@ -129,6 +130,7 @@ void check_requests(const config::OrchestratorConfig& config, const orchestrator
 
 int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   PRL_CHECK(config.inference.has_value(), "one process without an [inference] section");
+  check_expert_ranks({}, config.trainer.model);
   config::InferenceConfig inference = *config.inference;
   const auto runtime = make_runtime(config.trainer.compute);
 

@@ -85,6 +85,12 @@ class SectionTraffic {
   const trainer::ShardPlan& plan_;
 };
 
+trainer::ShardPlan plan_of(const StepLoad& load, const nn::TensorTable& table) {
+  trainer::MasterShare share = load.policy.share;
+  share.keeps_blocks = trainer::keeps_whole_blocks(load.step.optim);
+  return trainer::shard_plan(table, load.step.num_ranks / load.step.num_replicas, share);
+}
+
 /// Seconds of a row on a rank, the head's and each layer's; forward takes a third of what is computed once.
 struct PassSeconds {
   double layer_forward = 0, layer_backward = 0, head_backward = 0;
@@ -146,11 +152,13 @@ void add_exchange(StepCost& cost, const StepLoad& load, const Card& card, const 
     if (rows > 1) cost.exchange = 3 * (splits_tied ? all : summed) * rows / memory;
     return;
   }
-  cost.exchange = 3 * all / ranks * rows / memory;
-  cost.exchange_bytes = all * (ranks - 1) / ranks * static_cast<double>(cost.num_rounds);
-  const trainer::ShardPlan plan(table, ranks / load.step.num_replicas, trainer::keeps_whole_blocks(load.step.optim));
+  const std::vector<nn::GradSection> sections = nn::grad_sections(table, false, load.policy.share.divides_experts);
+  double exchanged = 0;  // of all, without experts that ranks divide, whose owners form what they add
+  for (const nn::GradSection& section : sections) exchanged += sizeof(float) * static_cast<double>(section.range.count());
+  cost.exchange = 3 * exchanged / ranks * rows / memory;
+  cost.exchange_bytes = exchanged * (ranks - 1) / ranks * static_cast<double>(cost.num_rounds);
+  const trainer::ShardPlan plan = plan_of(load, table);
   const SectionTraffic traffic(load, card, plan);
-  const std::vector<nn::GradSection> sections = nn::grad_sections(table);
   const auto bucket =
       static_cast<double>(trainer::exchange_bucket(sections, plan, {.reduce = load.step.reduce, .overlaps = load.step.overlaps_exchange}));
   const PassSeconds pass = pass_seconds(load, card);
@@ -174,6 +182,21 @@ void add_exchange(StepCost& cost, const StepLoad& load, const Card& card, const 
   const std::int64_t num_full = load.num_rows / ranks;
   add_rounds(num_full, ranks);
   add_rounds(cost.num_rounds - num_full, static_cast<int>(load.num_rows % ranks));
+}
+
+/// Tokens that travel to the ranks of their experts: the rows of x, forward and backward and where layers are computed again, and of the
+/// gradient of the output; back come the outputs and the gradient of x. Nothing else is computed meanwhile.
+void add_travel(StepCost& cost, const StepLoad& load, const Card& card) {
+  if (!load.policy.share.divides_experts) return;
+  const nn::ModelConfig& m = load.model;
+  const int ranks = load.step.num_ranks;
+  const double trips = 5 + (load.policy.checkpointing.freq > 0 ? 1.0 / static_cast<double>(load.policy.checkpointing.freq) : 0);
+  const auto layers = static_cast<double>(m.num_layers - static_cast<std::int64_t>(m.dense_layers.size()));
+  const double bytes = static_cast<double>(load.seq_len * m.num_active_experts * m.hidden_size) *
+                       static_cast<double>(size_of(load.policy.compute)) * (ranks - 1) / ranks;
+  const double times = trips * layers * static_cast<double>(cost.num_rounds);
+  cost.exchange += times * (transfer_seconds(load, card, bytes, ranks) + load.latency_s);
+  cost.exchange_bytes += times * bytes;
 }
 
 /// Layers' weights of the other ranks, forward and backward, each beside the layer that is computed before it.
@@ -231,9 +254,11 @@ void add_update(StepCost& cost, const StepLoad& load, const Card& card, const nn
   if (shards == 1) return;
   if (!load.policy.gathers_layers) return add_whole(cost, load, card, table, shards);
   double gathered = own, of_layers = 0;
-  for (const nn::GradSection& section : nn::grad_sections(table))
+  for (const nn::GradSection& section : nn::grad_sections(table, false, load.policy.share.divides_experts))
     if (section.layer >= 0) of_layers += static_cast<double>(section.range.count());
   gathered -= of_layers / shards;
+  if (load.policy.share.divides_experts)
+    for (const nn::ExpertSection& experts : nn::expert_sections(table)) gathered -= static_cast<double>(experts.range().count()) / shards;
   cost.gather_bytes = gathered * size * (shards - 1);
   cost.gather = transfer_seconds(load, card, cost.gather_bytes, shards) + load.latency_s;
   if (of_layers > 0) add_layers(cost, load, card, of_layers / static_cast<double>(load.model.num_layers), shards);
@@ -312,6 +337,7 @@ StepCost step_cost(const StepLoad& load, const Card& card) {
   cost.train_flops = static_cast<double>(load.num_rows) * row_flops(load);
   cost.compute = static_cast<double>(cost.num_rounds) * row_flops(load) * recompute_factor(load) / (card.flops * card.compute_efficiency);
   add_exchange(cost, load, card, *table);
+  add_travel(cost, load, card);
   add_update(cost, load, card, *table);
   double busy = cost.training();
   int devices = ranks;

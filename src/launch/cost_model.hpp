@@ -53,7 +53,7 @@ struct StepLoad {
 /// Seconds of a step by parts, which follow each other but for sampling beside training.
 struct StepCost {
   double compute = 0;    ///< forward, backward and what is recomputed
-  double exchange = 0;   ///< gradients to the ranks that own them: what the backward pass waits for, and their sums
+  double exchange = 0;   ///< gradients to the ranks that own them: what the backward pass waits for, and their sums; tokens to experts
   double optimizer = 0;  ///< with the gradient's norm and the packing of new weights
   double gather = 0;     ///< weights of the other ranks: what is waited for
   double sampling = 0, weight_sync = 0;

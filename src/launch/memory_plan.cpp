@@ -157,7 +157,7 @@ std::size_t num_further_groups(const TrainingShape& shape) {
   const bool gathers =
       step.num_ranks > step.num_replicas && (shape.policy.gathers_layers || (step.overlaps_exchange && !shape.policy.lora));
   const bool has_copies = step.num_replicas > 1 && step.num_replicas < step.num_ranks;
-  return std::size_t{gathers} + std::size_t{step.cut.num_ranks > 1} + (has_copies ? 2 : 0);
+  return std::size_t{gathers} + std::size_t{shape.policy.share.divides_experts} + std::size_t{step.cut.num_ranks > 1} + (has_copies ? 2 : 0);
 }
 
 }  // namespace

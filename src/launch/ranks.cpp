@@ -62,16 +62,28 @@ void check_ranks_per_row(const RankEnv& env, int ranks_per_row) {
          env.size, env.size == 1 ? "rank" : "ranks");
 }
 
-void share_masters(trainer::PolicyOptions& policy, const RankEnv& env, const trainer::GradientStepOptions& step, bool gathers_layers) {
+void check_expert_ranks(const RankEnv& env, const config::TrainerModelConfig& model) {
+  const std::int64_t ep = model.ep.number.value_or(1);
+  if (ep != 1 && ep != env.size)
+    fail(ErrorCode::kInvalidArgument, "model.ep: {} ranks cannot divide the experts among {} trainer {}; use 1{}", ep, env.size,
+         env.size == 1 ? "rank" : "ranks", env.size == 1 ? std::string() : fmt::format(", or {}", env.size));
+}
+
+void share_masters(trainer::PolicyOptions& policy, const RankEnv& env, const trainer::GradientStepOptions& step,
+                   const config::TrainerModelConfig& model) {
+  check_expert_ranks(env, model);
+  const bool divides_experts = model.ep.number.value_or(1) > 1;
+  if (divides_experts) trainer::check_experts_divide(trainer::model_config(policy), env.size);
   const int num_shards = env.size / env.num_replicas;
   policy.share = {env.rank % num_shards,
                   num_shards,
                   trainer::keeps_whole_blocks(step.optim),
                   trainer::divides_grads(env.size, step.reduce),
                   trainer::splits_tied_grads(step.cut.num_leaves, step.reduce),
-                  trainer::num_grad_places(step.overlaps_exchange, env.size)};
+                  trainer::num_grad_places(step.overlaps_exchange, env.size),
+                  divides_experts};
   // Where a copy of the state is one rank's there is nobody to gather from.
-  policy.gathers_layers = gathers_layers && num_shards > 1 && !policy.lora;
+  policy.gathers_layers = (model.reshard_after_forward || divides_experts) && num_shards > 1 && !policy.lora;
 }
 
 namespace {

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "comm/mesh.hpp"
+#include "config/model_config.hpp"
 #include "config/shared_config.hpp"
 #include "device/device.hpp"
 #include "trainer/gradient_step.hpp"
@@ -36,8 +37,11 @@ RankEnv rank_env();
 void use_replicas(RankEnv& env, int num_replicas);
 /// Error{kInvalidArgument} naming model.cp if so many ranks to a row do not divide their number.
 void check_ranks_per_row(const RankEnv& env, int ranks_per_row);
-/// What this rank holds of the masters.
-void share_masters(trainer::PolicyOptions& policy, const RankEnv& env, const trainer::GradientStepOptions& step, bool gathers_layers);
+/// What this rank holds of the masters, of layers and of experts. Error{kInvalidArgument}, {kNotImplemented} naming model.ep.
+void share_masters(trainer::PolicyOptions& policy, const RankEnv& env, const trainer::GradientStepOptions& step,
+                   const config::TrainerModelConfig& model);
+/// Error{kInvalidArgument} naming model.ep if it is neither 1 nor the number of ranks.
+void check_expert_ranks(const RankEnv& env, const config::TrainerModelConfig& model);
 
 /// `compute` with this rank's share of the cores, unless it says how many threads there are.
 config::ComputeConfig rank_compute(const RankEnv& env, config::ComputeConfig compute);

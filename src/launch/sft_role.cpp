@@ -56,7 +56,7 @@ int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
   trainer::GradientStepOptions step = step_options(shared, runtime);
   step.num_ranks = env.size;
   trainer::PolicyOptions of_policy = policy_options(shared, runtime);
-  share_masters(of_policy, env, step, config.model.reshard_after_forward);
+  share_masters(of_policy, env, step, config.model);
   const PlannedPolicy planned = make_policy(runtime, std::move(of_policy), step, row_tokens);
   trainer::Policy& policy = *planned.policy;
   if (planned.plan) log::info("memory plan: {}", planned.plan->to_string());

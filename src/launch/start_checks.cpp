@@ -35,6 +35,7 @@ TextSetup check_text(const std::string& name, const std::string& renderer, const
 void check_ranks(RankEnv env, const config::TrainerModelConfig& model) {
   use_replicas(env, model.dp_replicate);
   check_ranks_per_row(env, model.cp);
+  check_expert_ranks(env, model);
 }
 
 RankEnv ranks_of(std::optional<int> num_ranks) {

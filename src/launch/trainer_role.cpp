@@ -189,7 +189,7 @@ int run_trainer_role(const config::TrainerConfig& given, std::stop_token stop) {
   trainer::GradientStepOptions step = step_options(config, runtime);
   step.num_ranks = env.size;
   trainer::PolicyOptions of_policy = policy_options(config, runtime);
-  share_masters(of_policy, env, step, config.model.reshard_after_forward);
+  share_masters(of_policy, env, step, config.model);
   const bool publishes = !config.data.fake && (is_first || config.healing);
   // An adapter is small, and goes from the first rank's host memory.
   const bool has_adapter = config.model.lora.has_value();

@@ -63,6 +63,8 @@ std::vector<std::string> assumptions(const config::PlanConfig& config, const lau
                      : load.sampling ? "AdamW; new weights are gathered before they are published"
                                      : "AdamW; new weights travel under the next forward pass; \"gather\" is what that waits for");
   if (load.model.num_experts > 0) lines.emplace_back("each expert has as many rows as the others");
+  if (load.policy.share.divides_experts)
+    lines.emplace_back("experts are divided among the devices; \"exchange\" has the way of tokens to them and back, which is waited for");
   if (!load.sampling) return lines;
   lines.push_back(
       fmt::format("{} rollouts of {} tokens after {} of prompt, all of that length; no prefix is shared; environments take no time",
@@ -193,7 +195,14 @@ std::string plan_report(const config::PlanConfig& config, const launch::Card& ca
   step.num_ranks = config.num_devices;
   step.num_replicas = config.dp_replicate;
   step.overlaps_exchange = true;  // as runs do
-  policy.gathers_layers = config.reshard_after_forward && config.num_devices > config.dp_replicate;
+  policy.share.divides_experts = config.ep > 1;
+  if (config.ep > 1 && config.ep != config.num_devices)
+    fail(ErrorCode::kInvalidArgument, "ep: {} devices cannot divide the experts among {} that train; use 1, or {}", config.ep,
+         config.num_devices, config.num_devices);
+  if (config.ep > 1) trainer::check_experts_divide(model, config.ep);
+  if (config.ep > 1 && (config.dp_replicate > 1 || config.reduce == config::GradientReduce::kFast))
+    fail(ErrorCode::kNotImplemented, "ep: experts are divided with exact sums and one copy of the state; use dp_replicate 1 and reduce exact");
+  policy.gathers_layers = (config.reshard_after_forward || config.ep > 1) && config.num_devices > config.dp_replicate;
   if (config.reduce == config::GradientReduce::kFast) step.reduce = trainer::Reduce::kFast;
   if (config.optim_cpu_offload || config.fsdp_cpu_offload)
     step.optimizer_memory.host = make_host_link(make_cpu_runtime(), /*page_locked=*/false);

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import signal
 
 import harness
 from harness import check, prl
@@ -39,7 +40,10 @@ def test_fine_tuning_gives_the_weights_of_one_rank():
             of_dtype = ["--compute.dtype", dtype]
             one = fine_tune(folder, f"{dtype}-1", *of_dtype)
             ways = {"recomputed": ["--model.ac"], "some-recomputed": ["--model.ac.mode", "selective", "--model.ac.targets", "norm,routed_experts"],
-                    "two-ranks": ["--deployment.num-gpus", 2], "gathered": ["--deployment.num-gpus", 2, "--model.reshard-after-forward"]}
+                    "two-ranks": ["--deployment.num-gpus", 2], "gathered": ["--deployment.num-gpus", 2, "--model.reshard-after-forward"],
+                    "divided": ["--deployment.num-gpus", 3, "--model.ep", 3],
+                    "divided-recomputed": ["--deployment.num-gpus", 2, "--model.ep", 2, "--model.ac.mode", "selective", "--model.ac.targets",
+                                           "norm,routed_experts"]}
             for name, flags in ways.items():
                 check(fine_tune(folder, f"{dtype}-{name}", *of_dtype, *flags) == one, f"{dtype}, {name}: other weights than one rank")
             leaves = ["--model.cp-style", "ulysses", "--model.leaves-per-row", 4]
@@ -92,6 +96,41 @@ def test_rl_gives_the_weights_of_one_process():
             "--trainer-gpu-ids", "[0, 1]", "--inference-gpu-ids", "[0]", "--inference.server.port", ports[0], "--weight-broadcast.type", "nccl",
             "--weight-broadcast.port", ports[1])
         check(weights(folder / "several") == one, "two trainer ranks and a server gave other weights than one process")
+        for name, flags in {"files": [], "senders": ["--weight-broadcast.type", "nccl", "--weight-broadcast.num-senders", 2]}.items():
+            ports = harness.free_ports(2)
+            more = ["--weight-broadcast.port", ports[1]] if flags else []
+            prl("rl", "@", config, "--output-dir", folder / name, "--ckpt", "--deployment.type", "single_node", "--deployment.num-train-gpus", 2,
+                "--trainer.model.ep", 2, "--inference.server.port", ports[0], *flags, *more)
+            check(weights(folder / name) == one, f"experts divided among two ranks, weights by {name}: other weights than one process")
+            rows = harness.metrics(folder / name)
+            check(all(rows[step]["mismatch_kl/all/max"] == 0 for step in range(1, STEPS + 1)), "sampler and trainer disagree")
+
+
+def test_divided_experts_survive():
+    # Ranks that are lost take their experts with them: the others have copies, go on with more of them each, and share them again.
+    with harness.workspace("moe-healed") as folder:
+        prepare(folder)
+        steps = 120
+        one = fine_tune(folder, "one", steps=steps)
+        log = folder / "run.log"
+        with harness.running("sft", "--model.name", folder / "model", "--data.name", folder / "data.jsonl", "--data.seq-len", 256, "--data.batch-size", 4,
+                             "--max-steps", steps, "--optim.lr", "5e-3", "--output-dir", folder / "out", "--ckpt", "--deployment.num-gpus", 3, "--model.ep", 3,
+                             "--healing.max-restarts", 3, "--healing.backoff-seconds", 0.1, log=log) as run:
+            harness.wait_until(lambda: len(harness.rows_of(folder / "out/metrics.jsonl")) > 10 or run.poll() is not None, 120, "steps")
+            os.kill(harness.role_pids(log)["sft_rank_2"], signal.SIGKILL)
+            harness.wait_until(lambda: "a rank was let in" in log.read_text() or run.poll() is not None, 120, "the rank that was started again")
+            check(run.wait(360) == 0, log.read_text()[-3000:])
+        check(weights(folder / "out", steps) == one, "the healed run gave other weights")
+        # Saved by three that divide experts, continued by one that has all.
+        more = steps + 2
+        check(fine_tune(folder, "out", "--ckpt.resume-step", -1, steps=more) == fine_tune(folder, "one", "--ckpt.resume-step", -1, steps=more),
+              "resumed by one rank: other weights")
+        for flags, wanted in ((["--model.ep", 2], "model.ep: 2 ranks cannot divide the experts among 1 trainer rank"),
+                              (["--model.ep", 2, "--model.cp", 2, "--deployment.num-gpus", 2], "model.ep"),
+                              (["--model.ep", 9, "--deployment.num-gpus", 9], "model.ep: 9 ranks cannot divide 8 experts")):
+            answer = prl("sft", "--model.name", folder / "model", "--data.name", folder / "data.jsonl", "--max-steps", 1, "--output-dir", folder / "refused",
+                         *flags, expect=1)[1]
+            check(wanted in answer, f"{flags}: {answer[-2000:]}")
 
 
 def test_router_replay():
@@ -202,5 +241,5 @@ def test_serves_and_converts():
 
 
 if __name__ == "__main__":
-    harness.main(test_fine_tuning_gives_the_weights_of_one_rank, test_frozen_routers_stay, test_rl_gives_the_weights_of_one_process, test_router_replay,
+    harness.main(test_fine_tuning_gives_the_weights_of_one_rank, test_frozen_routers_stay, test_rl_gives_the_weights_of_one_process, test_divided_experts_survive, test_router_replay,
                  test_servers_tell_which_experts_tokens_had, test_adapters_of_experts, test_serves_and_converts)

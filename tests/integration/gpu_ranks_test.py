@@ -68,6 +68,22 @@ def test_layers_gathered_over_nccl_give_the_weights_of_one_gpu():
                 check(weights(out) == weights(folder / f"one-{dtype}"), f"layers gathered by {ranks} ranks in {dtype}: other weights than one")
 
 
+EXPERTS = ("--family", "qwen3_moe", "--num-experts", 16, "--num-experts-per-tok", 4, "--moe-intermediate-size", 64)
+
+
+def test_experts_divided_over_nccl_give_the_weights_of_one_gpu():
+    counts = ranks_to_try()
+    with harness.workspace("gpu-experts") as folder:
+        prepare(folder, *EXPERTS)
+        for dtype in ("float32", "bfloat16"):
+            prl(*sft_arguments(folder, f"one-{dtype}", "--compute.dtype", dtype))
+            for ranks in counts:
+                for flags in ([], ["--model.ac"]):
+                    out = folder / f"{ranks}-{dtype}-{len(flags)}"
+                    prl(*sft_arguments(folder, out.name, "--compute.dtype", dtype, "--model.ep", ranks, "--deployment.num-gpus", ranks, *flags))
+                    check(weights(out) == weights(folder / f"one-{dtype}"), f"experts of {ranks} ranks in {dtype} {flags}: other weights than one")
+
+
 def test_rl_over_nccl_gives_the_weights_of_one_process():
     counts = ranks_to_try()
     with harness.workspace("gpu-rl-ranks") as folder:
@@ -209,6 +225,7 @@ def test_an_engine_that_was_killed_is_linked_again():
 
 if __name__ == "__main__":
     harness.main(test_sft_over_nccl_gives_the_weights_of_one_gpu, test_layers_gathered_over_nccl_give_the_weights_of_one_gpu,
+                 test_experts_divided_over_nccl_give_the_weights_of_one_gpu,
                  test_rl_over_nccl_gives_the_weights_of_one_process, test_an_engine_on_two_gpus_gives_the_weights_of_one_process,
                  test_gpus_that_share_rows_give_the_weights_of_one, test_a_killed_rank_heals,
                  test_rl_goes_on_without_a_killed_rank_or_engine, test_weights_go_from_gpu_to_gpu, test_an_engine_that_was_killed_is_linked_again)
