@@ -1,12 +1,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "autograd/expert_share.hpp"
 #include "autograd/functions.hpp"
 #include "ops/experts.hpp"
 #include "ops/shard_group.hpp"
@@ -35,8 +37,16 @@ class ExpertRanks {
   virtual int size() const noexcept = 0;
   /// out [R, N] gets everyone's `mine` [N].
   virtual void all_gather(TensorView out_RN, ConstTensorView mine_N) = 0;
-  /// ins[r] goes to rank r and outs[r] comes from it; all are contiguous, and may be empty.
-  virtual void all_to_all(std::span<const TensorView> outs, std::span<const ConstTensorView> ins) = 0;
+  /// Rows that travel beside what is queued meanwhile.
+  class Trip {
+   public:
+    virtual ~Trip() = default;  ///< waits, if they were not joined
+    /// Work that is queued from now on finds them there.
+    virtual void join() = 0;
+  };
+  /// ins[r] goes to rank r and outs[r] comes from it, once what is queued so far is done; all are contiguous, and may be empty. Trips end
+  /// in the order in which they were started.
+  virtual std::unique_ptr<Trip> start_all_to_all(std::span<const TensorView> outs, std::span<const ConstTensorView> ins) = 0;
   /// Everyone's bytes, in the order of ranks. Host memory.
   virtual std::vector<std::string> gather_bytes(std::string_view mine) = 0;
   /// Of the rows that come from each rank, those of ranks [0, num_active) have gradients that count, each rank's a leaf, which are added in
@@ -50,8 +60,9 @@ class ExpertRanks {
 
 /// A mixture of experts with its gradients.
 struct ExpertsParameter {
-  LinearParameter router;                       ///< [E, H]
-  /// Of each expert [2F, H], [H, F]; without biases, adapters in groups and without dropout. Of those that this rank has, if ranks divide them.
+  LinearParameter router;  ///< [E, H]
+  /// Of each expert [2F, H], [H, F]; without biases, adapters in groups and without dropout. Of those that this rank has, if ranks divide
+  /// them.
   std::vector<LinearParameter> gate_up, down;
   std::int64_t num_active = 0;                  ///< K: experts of a token
   bool renormalize = false;                     ///< their weights have the sum 1
@@ -67,9 +78,9 @@ struct ExpertsParameter {
   ExpertLoad* load = nullptr;  ///< what a forward pass adds to; nullptr: nobody wants it
   /// With other devices, which have other outputs of each matrix. Without a tape; the result lies in memory of the group.
   ops::SharedLayers shared = {};
-  /// How many ranks divide the experts, which one this is, and how it meets the others; experts are neither `clamped` nor adapted then.
-  /// Without `ranks` nobody is there, and this rank's experts stand for the others': to see what memory a pass takes.
-  int rank = 0, num_ranks = 1;
+  /// Of ranks that divide the experts, and how this one meets the others; experts are neither `clamped` nor adapted then. Without `ranks`
+  /// nobody is there, and this rank's experts stand for the others': to see what memory a pass takes. See divided_experts().
+  ExpertShare share = {};
   ExpertRanks* ranks = nullptr;
 };
 
@@ -79,9 +90,6 @@ struct ExpertsParameter {
 ///
 /// Without a tape, a load and adapters it is one op of the device, where that has it. Else it waits for the device once, for how many rows
 /// each expert has.
-///
-/// Where ranks divide the experts a row travels to the rank of each of its experts, and what these compute travels back (Lepikhin et al.
-/// 2020, GShard): the bits of one rank. Each rank computes the rows that come, however many they are.
 ///
 /// Saves the routing and what silu reads, [T * K, 2F]; a recomputing frame saves the routing alone. `out`, `is_block_output`: as linear().
 Var experts(Frame& frame, const Var& x_TH, const ExpertsParameter& p, TensorView out = {}, bool is_block_output = false);

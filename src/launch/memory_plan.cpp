@@ -157,7 +157,8 @@ std::size_t num_further_groups(const TrainingShape& shape) {
   const bool gathers =
       step.num_ranks > step.num_replicas && (shape.policy.gathers_layers || (step.overlaps_exchange && !shape.policy.lora));
   const bool has_copies = step.num_replicas > 1 && step.num_replicas < step.num_ranks;
-  return std::size_t{gathers} + std::size_t{shape.policy.share.divides_experts} + std::size_t{step.cut.num_ranks > 1} + (has_copies ? 2 : 0);
+  return std::size_t{gathers} + std::size_t{shape.policy.share.divides_experts} + std::size_t{step.cut.num_ranks > 1} +
+         (has_copies ? 2 : 0);
 }
 
 }  // namespace
@@ -179,6 +180,13 @@ MemoryPlan foretell_training(std::size_t available, const TrainingShape& shape, 
     if (shape.step.num_ranks > shape.step.num_replicas && !shape.policy.gathers_layers)
       plan.parts.emplace_back("new weights", gathered * size_of(compute));
     plan.parts.emplace_back("group of ranks", kGroupBytes + num_further_groups(shape) * kFurtherGroupBytes);
+  }
+  if (shape.policy.share.divides_experts) {
+    // As they travel, and rows of x beside those of gradients (autograd::divided_experts).
+    const nn::ModelConfig& m = shape.model;
+    plan.parts.emplace_back(
+        "tokens to experts",
+        static_cast<std::size_t>(3 * tokens_of_rank(shape.step, shape.seq_len) * m.num_active_experts * m.hidden_size) * size_of(compute));
   }
   if (shape.kept_for_engines > 0) {
     // A former version that engines are still getting, or that is on its way to host memory, when the next one is made.

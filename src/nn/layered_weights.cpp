@@ -42,7 +42,8 @@ LayeredWeights::LayeredWeights(ops::OpContext& ctx, const ModelConfig& config, D
     fail(ErrorCode::kNotImplemented,
          "model.reshard_after_forward: the matrices of a layer of this {} model do not lie together; they are not gathered one by one",
          config.model_type);
-  for (const GradSection& section : grad_sections(*table, false, share.has_value())) (is_layer(section) ? layers_ : outside_).push_back(section);
+  for (const GradSection& section : grad_sections(*table, false, share.has_value()))
+    (is_layer(section) ? layers_ : outside_).push_back(section);
   std::ranges::sort(layers_, {}, &GradSection::layer);
   weights_ = std::make_shared<Weights>();
   weights_->config = config;

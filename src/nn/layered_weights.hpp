@@ -49,8 +49,8 @@ class LayeredWeights final : public LayerSource {
   /// [count] in the compute dtype: where values of outside()[i] are written before renew().
   const Tensor& outside_values(std::size_t i) const { return outside_values_[i]; }
 
-  /// This rank's experts of each layer that has some, [count] in the compute dtype each: written before renew(). Empty where experts are not
-  /// divided.
+  /// This rank's experts of each layer that has some, [count] in the compute dtype each: written before renew(). Empty where experts are
+  /// not divided.
   struct OwnExperts {
     ExpertSection section;
     ElementRange own;

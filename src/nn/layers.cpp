@@ -227,8 +227,7 @@ autograd::ExpertsParameter BoundModel::experts(std::int64_t layer) const {
     out.dgate_up_biases_V = gradient(Block::kGateUpBiases, layer);
     out.ddown_biases_V = gradient(Block::kDownBiases, layer);
   }
-  out.rank = weights.experts.rank;
-  out.num_ranks = weights.experts.size;
+  out.share = weights.experts;
   out.ranks = weights.expert_ranks;
   const std::int64_t first = weights.experts.first(c.num_experts), count = weights.experts.count(c.num_experts);
   for (std::int64_t expert = first; expert < first + count; ++expert) {

@@ -162,8 +162,9 @@ void Parameters::lend_expert_grads(ElementRange range, const Tensor& memory) {
   const std::span<const BlockSpec> blocks = table()->blocks();
   for (std::size_t i = 0; i < blocks.size(); ++i)
     if (blocks[i].expert >= 0 && range.contains(blocks[i].range()))
-      grads_of_blocks_[i] =
-          memory.defined() ? memory.slice(blocks[i].offset - range.begin, blocks[i].shape.num_elements()).reshaped(blocks[i].shape) : Tensor();
+      grads_of_blocks_[i] = memory.defined()
+                                ? memory.slice(blocks[i].offset - range.begin, blocks[i].shape.num_elements()).reshaped(blocks[i].shape)
+                                : Tensor();
 }
 
 void Parameters::freeze(Block kind) {

@@ -110,7 +110,7 @@ class Parameters : public Masters {
  private:
   std::vector<GradSection> sections_{{GradSection::kRest, {0, table()->num_master_elements()}}};
   std::vector<Tensor> section_grads_, grads_of_blocks_;
-  int num_places_ = 1;     ///< memories in which layers take turns
+  int num_places_ = 1;  ///< memories in which layers take turns
   bool experts_apart_ = false;
   Tensor tied_head_grad_;  ///< of a matrix that is the embedding too, if that has a section of its own
   std::function<void(std::size_t)> hook_;

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "autograd/expert_share.hpp"
 #include "nn/model_config.hpp"
 #include "tensor/tensor.hpp"
 
@@ -237,12 +238,7 @@ using TensorTablePtr = std::shared_ptr<const TensorTable>;
 struct Shard {
   int rank = 0, size = 1;
 };
-/// Which of each layer's experts one of several ranks holds that train together: neighbours, as many as the others hold or one more.
-struct ExpertShare {
-  int rank = 0, size = 1;
-  std::int64_t first(std::int64_t num_experts) const noexcept { return num_experts * rank / size; }
-  std::int64_t count(std::int64_t num_experts) const noexcept { return num_experts * (rank + 1) / size - first(num_experts); }
-};
+using autograd::ExpertShare;
 
 /// Error{kInvalidArgument} naming what does not divide.
 void check_shards(const ModelConfig& config, int size);

@@ -99,8 +99,8 @@ void add_bias_dots(OpContext& ctx, TensorView dfactors_R, ConstTensorView dy_RN,
 
 // Products of rows that lie together by expert, all experts at once. begin_P (int32, P = E + 1) says where each expert's rows begin, and
 // how many there are: place_rows() makes it. Of rows that lie together by the rank that sent them, and then by expert, begin_P has E
-// entries for each rank, and the end: groups of rows take the weights in turn. Weights have no biases. Each returns false, and does nothing,
-// where the device has no kernel for such matrices, whatever the rows: then the products are formed expert by expert.
+// entries for each rank, and the end: groups of rows take the weights in turn. Weights have no biases. Each returns false, and does
+// nothing, where the device has no kernel for such matrices, whatever the rows: then the products are formed expert by expert.
 
 /// y of an expert's rows = x W^T; the bits are linear()'s.
 bool grouped_linear(OpContext& ctx, TensorView y_RN, ConstTensorView x_RK, std::span<const LinearWeight* const> weights,

@@ -201,7 +201,8 @@ std::string plan_report(const config::PlanConfig& config, const launch::Card& ca
          config.num_devices, config.num_devices);
   if (config.ep > 1) trainer::check_experts_divide(model, config.ep);
   if (config.ep > 1 && (config.dp_replicate > 1 || config.reduce == config::GradientReduce::kFast))
-    fail(ErrorCode::kNotImplemented, "ep: experts are divided with exact sums and one copy of the state; use dp_replicate 1 and reduce exact");
+    fail(ErrorCode::kNotImplemented,
+         "ep: experts are divided with exact sums and one copy of the state; use dp_replicate 1 and reduce exact");
   policy.gathers_layers = (config.reshard_after_forward || config.ep > 1) && config.num_devices > config.dp_replicate;
   if (config.reduce == config::GradientReduce::kFast) step.reduce = trainer::Reduce::kFast;
   if (config.optim_cpu_offload || config.fsdp_cpu_offload)

@@ -184,7 +184,9 @@ TEST_F(ContextParallel, AdaptersGiveTheBitsOfOneRank) {
       expect_the_bits_of_one_rank({.compute = compute, .lora = adapter_of(0), .is_rl = is_rl}, scratch.path,
                                   fmt::format("{}, RL {}", to_string(compute), is_rl));
   const Case with_dropout{.lora = adapter_of(0.2)};
-  EXPECT_NE(difference_of_parts(train_parts(with_dropout, scratch.path, 1, nullptr), train_parts({.lora = adapter_of(0)}, scratch.path, 1, nullptr)), "");
+  EXPECT_NE(difference_of_parts(train_parts(with_dropout, scratch.path, 1, nullptr),
+                                train_parts({.lora = adapter_of(0)}, scratch.path, 1, nullptr)),
+            "");
   expect_the_bits_of_one_rank(with_dropout, scratch.path, "dropout");
   expect_the_bits_of_one_rank({.checkpointing = {1}, .lora = adapter_of(0.2)}, scratch.path, "dropout, whole layers again");
   expect_the_bits_of_one_rank({.overlaps = true, .lora = adapter_of(0, {"embed_tokens"})}, scratch.path, "the tied matrix too");
@@ -198,7 +200,8 @@ TEST_F(ContextParallel, AdaptersGiveTheBitsOfOneRank) {
 TEST_F(ContextParallel, LeavesAreTheGradientsOfTheRow) {
   Scratch scratch("cp-leaves");
   nn::init_model(model_of("qwen3", true), scratch.path);
-  const ContextTrace one = train_parts({.num_leaves = 1}, scratch.path, 1, nullptr), eight = train_parts({.num_leaves = 8}, scratch.path, 1, nullptr);
+  const ContextTrace one = train_parts({.num_leaves = 1}, scratch.path, 1, nullptr),
+                     eight = train_parts({.num_leaves = 8}, scratch.path, 1, nullptr);
   ASSERT_EQ(one.numbers.size(), eight.numbers.size());
   EXPECT_NE(difference_of_parts(one, eight), "");
   for (std::size_t i = 0; i < one.numbers.size(); ++i) EXPECT_NEAR(one.numbers[i], eight.numbers[i], 1e-4 * std::abs(one.numbers[i]));

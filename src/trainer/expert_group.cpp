@@ -1,6 +1,7 @@
 #include "trainer/expert_group.hpp"
 
 #include <numeric>
+#include <utility>
 
 #include "base/error.hpp"
 #include "ops/experts.hpp"
@@ -15,6 +16,18 @@ std::vector<int> all_ranks(const comm::Communicator& world) {
   return ranks;
 }
 
+class StartedTrip final : public autograd::ExpertRanks::Trip {
+ public:
+  StartedTrip(MemberGroup& group, std::unique_ptr<comm::Started> started) : group_(group), started_(std::move(started)) {}
+  void join() override {
+    group_.among([&] { started_->join(); });
+  }
+
+ private:
+  MemberGroup& group_;
+  std::unique_ptr<comm::Started> started_;
+};
+
 }  // namespace
 
 ExpertGroup::ExpertGroup(comm::Communicator& world, nn::LayeredWeights& weights)
@@ -28,8 +41,10 @@ void ExpertGroup::all_gather(TensorView out_RN, ConstTensorView mine_N) {
   group_.among([&] { group_->all_gather(out_RN, mine_N, {.what = "how many tokens experts have"}); });
 }
 
-void ExpertGroup::all_to_all(std::span<const TensorView> outs, std::span<const ConstTensorView> ins) {
-  group_.among([&] { group_->all_to_all(outs, ins, {.what = "tokens and their experts"}); });
+std::unique_ptr<ExpertGroup::Trip> ExpertGroup::start_all_to_all(std::span<const TensorView> outs, std::span<const ConstTensorView> ins) {
+  std::unique_ptr<comm::Started> started;
+  group_.among([&] { started = group_->start_all_to_all(outs, ins, {.what = "tokens and their experts"}); });
+  return std::make_unique<StartedTrip>(group_, std::move(started));
 }
 
 std::vector<std::string> ExpertGroup::gather_bytes(std::string_view mine) {

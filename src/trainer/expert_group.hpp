@@ -25,7 +25,7 @@ class ExpertGroup final : public autograd::ExpertRanks {
   int rank() const noexcept override { return group_->rank(); }
   int size() const noexcept override { return group_->size(); }
   void all_gather(TensorView out_RN, ConstTensorView mine_N) override;
-  void all_to_all(std::span<const TensorView> outs, std::span<const ConstTensorView> ins) override;
+  std::unique_ptr<Trip> start_all_to_all(std::span<const TensorView> outs, std::span<const ConstTensorView> ins) override;
   std::vector<std::string> gather_bytes(std::string_view mine) override;
   Leaves leaves() const override { return leaves_; }
 

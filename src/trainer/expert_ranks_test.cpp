@@ -92,8 +92,8 @@ TEST(DividedExperts, ARankHoldsItsExpertsAlone) {
   };
   const nn::ModelConfig config = nn::load_model_config(scratch.path);
   const auto of_layer = static_cast<double>(nn::expert_sections(*nn::make_tensor_table(config)).front().range().count()) * sizeof(float);
-  // Brought layer by layer: two layers' values, and twice their packed forms (the second time once); a row's gradient, and what arrives of it
-  // from four ranks, for which that of embedding or head is enough else. Divided: a quarter of six layers in packed forms.
+  // Brought layer by layer: two layers' values, and twice their packed forms (the second time once); a row's gradient, and what arrives of
+  // it from four ranks, for which that of embedding or head is enough else. Divided: a quarter of six layers in packed forms.
   const double of_head = static_cast<double>(config.vocab_size * config.hidden_size) * sizeof(float);
   const double saved = of_layer * (2.0 + 2 * 2.0 + 1.0 + 1.0 - 2 * 6 / 4.0) - of_head;
   EXPECT_NEAR(bytes_of(false) - bytes_of(true), saved, 0.15 * saved);

@@ -54,8 +54,8 @@ std::int64_t exchange_bucket(std::span<const nn::GradSection> sections, const Sh
 /// With `overlaps` a section is sent while the backward pass goes on (Communicator::start_all_to_all), and added when the next one is
 /// complete; the pass writes the section's place again only then, so that layers need two places (nn::Parameters::divide_grads). A section
 /// larger than a bucket, as embedding and head may be, is sent in several passes, of which the first overlaps.
-/// Experts that ranks divide (nn::Parameters::has_experts_apart) have their gradients where the sum is: the rank that owns them adds the leaf
-/// of each rank's rows itself, in the same order (autograd::ExpertRanks).
+/// Experts that ranks divide (nn::Parameters::has_experts_apart) have their gradients where the sum is: the rank that owns them adds the
+/// leaf of each rank's rows itself, in the same order (autograd::ExpertRanks).
 class GradientExchange {
  public:
   /// Everything is borrowed and must outlive this; `plan` has a part per rank of `group`, or a part for several.

@@ -1,5 +1,6 @@
 #include "trainer/policy.hpp"
 
+#include <algorithm>
 #include <vector>
 
 #include "base/error.hpp"
@@ -85,7 +86,8 @@ Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, std::shared_ptr<ops::OpSe
         nn::Parameters::Allocate allocate;
         if (options_.masters_host != nullptr)
           allocate = [host = HostState(runtime_, options_.masters_host)](std::int64_t n) mutable { return host.zeros({n}, DType::kF32); };
-        return nn::Parameters(runtime_, config, table, shard_plan(*table, share.num_ranks, share).elements(share.rank), std::move(allocate));
+        return nn::Parameters(runtime_, config, table, shard_plan(*table, share.num_ranks, share).elements(share.rank),
+                              std::move(allocate));
       }()),
       base_(std::move(base)),
       shares_base_(base_ != nullptr) {
@@ -122,7 +124,7 @@ Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, std::shared_ptr<ops::OpSe
 
 void Policy::share_experts(nn::ExpertShare share) {
   PRL_CHECK(options_.share.divides_experts, "experts that are not divided");
-  if (layered_ != nullptr && layered_->weights()->experts.rank == share.rank && layered_->weights()->experts.size == share.size) return;
+  if (layered_ != nullptr && layered_->weights()->experts == share) return;
   auto layered = std::make_unique<nn::LayeredWeights>(context(), config(), options_.compute, share);
   if (layered_ != nullptr) {
     for (std::size_t i = 0; i < layered->outside().size(); ++i) {

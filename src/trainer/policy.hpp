@@ -24,9 +24,9 @@ namespace prl::trainer {
 struct MasterShare {
   int rank = 0, num_ranks = 1;
   bool keeps_blocks = false;
-  bool divides_grads = false;  ///< gradients lie in memory section by section
-  bool splits_tied = false;    ///< nn::grad_sections()
-  int grad_places = 1;         ///< memories in which layers' gradients take turns
+  bool divides_grads = false;    ///< gradients lie in memory section by section
+  bool splits_tied = false;      ///< nn::grad_sections()
+  int grad_places = 1;           ///< memories in which layers' gradients take turns
   bool divides_experts = false;  ///< each rank has some experts of each layer, whole; with PolicyOptions::gathers_layers
 };
 /// The plan by which masters are divided among `num_ranks`.
@@ -97,11 +97,11 @@ class Policy {
   /// Where layers are brought when they are computed with; nullptr: all weights are here. All who share them then make the same calls of
   /// forward(), backward(), evaluate() and manifest(), with pass() in place of the first two on a rank without a row.
   nn::LayeredWeights* layered() noexcept { return layered_.get(); }
-  /// Where ranks divide the experts, which have those of the others' rows, pass() is a row of one token that counts nowhere; pass(false) may
-  /// follow a forward() of a row then.
+  /// Where ranks divide the experts, which have those of the others' rows, pass() is a row of one token that counts nowhere; pass(false)
+  /// may follow a forward() of a row then.
   void pass(bool is_forward);
-  /// Of weights whose experts are divided, of which this rank has another share from now on: experts are zero until they are set, what lies outside of
-  /// layers stays.
+  /// Of weights whose experts are divided, of which this rank has another share from now on: experts are zero until they are set, what lies
+  /// outside of layers stays.
   void share_experts(nn::ExpertShare share);
   /// Where layers are brought: all who share them call it, and those that ask have the values for save_for_engines() and flat_values()
   /// until the weights change.

@@ -24,8 +24,9 @@
 
 namespace prl::trainer::testing_support {
 
-inline std::unique_ptr<Policy> make_policy(const std::filesystem::path& folder, DType compute, bool offloads_masters = false, bool gathers_layers = false,
-                                    const nn::ActivationCheckpointing& checkpointing = {}, bool divides_experts = false) {
+inline std::unique_ptr<Policy> make_policy(const std::filesystem::path& folder, DType compute, bool offloads_masters = false,
+                                           bool gathers_layers = false, const nn::ActivationCheckpointing& checkpointing = {},
+                                           bool divides_experts = false) {
   PolicyOptions options;
   options.gathers_layers = gathers_layers || divides_experts;
   options.share.divides_experts = divides_experts;
@@ -80,8 +81,8 @@ inline void expect_equal(const Trace& a, const Trace& b, const std::string& what
 }
 
 inline Trace train(const TrainingCase& run, const std::filesystem::path& model, comm::Mesh* mesh) {
-  const auto policy = make_policy(model, run.compute, run.offloads_masters, run.gathers_layers, run.checkpointing,
-                                  run.divides_experts && mesh != nullptr);
+  const auto policy =
+      make_policy(model, run.compute, run.offloads_masters, run.gathers_layers, run.checkpointing, run.divides_experts && mesh != nullptr);
   GradientStepOptions options;
   options.optim = run.optim;
   options.mesh = mesh;

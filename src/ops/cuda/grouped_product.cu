@@ -36,11 +36,11 @@ struct GroupedArgs {
   void* out;
   const std::int32_t* begin;  ///< [num_groups + 1]
   std::int64_t out_stride;
-  std::int64_t out_apart;      ///< kWeight: elements from one group's matrix to the next
+  std::int64_t out_apart;  ///< kWeight: elements from one group's matrix to the next
   int num_groups;
   int num_matrices, rows_apart;  ///< of `right`, which groups take in turn, and from one to the next; not of kWeight
-  int rows, columns, depth;    ///< of out and of the sum; what a group's rows are is not used
-  bool accumulate;             ///< kWeight
+  int rows, columns, depth;      ///< of out and of the sum; what a group's rows are is not used
+  bool accumulate;               ///< kWeight
 };
 
 struct SharedMemory {
