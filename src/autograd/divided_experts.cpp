@@ -1,5 +1,7 @@
 #include "autograd/divided_experts.hpp"
 
+#include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <span>
 #include <utility>
@@ -149,7 +151,8 @@ std::shared_ptr<const DividedPlacement> place(Frame& frame, const Routing& routi
   const std::vector<std::int32_t>& own = begins[p.ranks != nullptr ? static_cast<std::size_t>(p.share.rank) : 0];
   count_load(frame, p, routing, own);
   placement->begin_of.push_back(0);
-  const int num_parts = E / p.share.size >= 2 ? 2 : 1;  // the same at each rank
+  static const int kParts = std::getenv("PRL_PARTS") ? std::atoi(std::getenv("PRL_PARTS")) : 2;
+  const int num_parts = static_cast<int>(std::min<std::int64_t>(kParts, std::max<std::int64_t>(E / p.share.size, 1)));  // the same at each rank
   for (int k = 0; k < num_parts; ++k)
     placement->parts.push_back(make_part(placement->begin_of, begins, own, p.share, p.ranks != nullptr, k, num_parts));
   placement->begin_P = frame.keep({static_cast<std::int64_t>(placement->begin_of.size())}, DType::kI32);

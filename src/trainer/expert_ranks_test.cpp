@@ -22,7 +22,8 @@ nn::InitModelOptions model_of_experts(const std::string& family) {
   model.num_experts = 7;  // not as many at each rank
   model.num_active_experts = 3;
   model.expert_size = 40;
-  if (family == "glm4_moe") model.head_dim = 32;  // of which half is rotated
+  if (family == "glm4_moe") model.head_dim = 32;  // of which half is rotated, of the next a quarter
+  if (family == "qwen3_5_moe_text") model.head_dim = 64;
   return model;
 }
 

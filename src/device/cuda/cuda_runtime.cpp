@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <future>
 #include <limits>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/error.hpp"
 #include "device/cuda/check.hpp"
@@ -62,6 +65,20 @@ struct Visible {
     (void)cudaGetLastError();
   }
 };
+
+/// A copy of so many bytes is shared by threads, as one alone moves a sixth of what the link does between page-locked and other memory; they
+/// leave one of the slots to others.
+constexpr std::size_t kSharedCopy = std::size_t{64} << 20, kMaxStrands = 3;
+
+/// strand(first, num_strands): of the copy's pieces those of numbers first, first + num_strands, ...
+template <typename Strand>
+void run_strands(std::size_t bytes, const Strand& strand) {
+  const std::size_t num = bytes < kSharedCopy ? 1 : std::min<std::size_t>(kMaxStrands, std::max(1u, std::thread::hardware_concurrency()));
+  std::vector<std::future<void>> others;
+  for (std::size_t first = 1; first < num; ++first) others.push_back(std::async(std::launch::async, [&, first] { strand(first, num); }));
+  strand(0, num);
+  for (std::future<void>& other : others) other.get();
+}
 
 }  // namespace
 
@@ -181,35 +198,39 @@ void CudaRuntime::copy_from_host(void* destination, const void* host, std::size_
     PRL_CUDA_CHECK(cudaMemcpyAsync(destination, pinned, bytes, cudaMemcpyHostToDevice, stream_));
     return;
   }
-  const Lease slot(*this);
-  for (std::size_t at = 0, half = 0; at < bytes; at += kHalfSlot, half = 1 - half) {
-    const std::size_t count = std::min(kHalfSlot, bytes - at);
-    char* pinned = slot->memory + half * kHalfSlot;
-    PRL_CUDA_CHECK(cudaEventSynchronize(slot->done[half]));  // a new event counts as passed
-    std::memcpy(pinned, static_cast<const char*>(host) + at, count);
-    PRL_CUDA_CHECK(cudaMemcpyAsync(static_cast<char*>(destination) + at, pinned, count, cudaMemcpyHostToDevice, stream_));
-    PRL_CUDA_CHECK(cudaEventRecord(slot->done[half], stream_));
-  }
+  run_strands(bytes, [&](std::size_t first, std::size_t num_strands) {
+    activate();
+    const Lease slot(*this);
+    for (std::size_t at = first * kHalfSlot, half = 0; at < bytes; at += num_strands * kHalfSlot, half = 1 - half) {
+      const std::size_t count = std::min(kHalfSlot, bytes - at);
+      char* pinned = slot->memory + half * kHalfSlot;
+      PRL_CUDA_CHECK(cudaEventSynchronize(slot->done[half]));  // a new event counts as passed
+      std::memcpy(pinned, static_cast<const char*>(host) + at, count);
+      PRL_CUDA_CHECK(cudaMemcpyAsync(static_cast<char*>(destination) + at, pinned, count, cudaMemcpyHostToDevice, stream_));
+      PRL_CUDA_CHECK(cudaEventRecord(slot->done[half], stream_));
+    }
+  });
 }
 
 void CudaRuntime::copy_to_host(void* host, const void* source, std::size_t bytes) {
   if (bytes == 0) return;
-  activate();
-  const Lease slot(*this);
-  const auto count_at = [&](std::size_t at) { return std::min(kHalfSlot, bytes - at); };
-  const auto start = [&](std::size_t at) {
-    const std::size_t half = at / kHalfSlot % 2;
-    PRL_CUDA_CHECK(cudaMemcpyAsync(slot->memory + half * kHalfSlot, static_cast<const char*>(source) + at, count_at(at),
-                                   cudaMemcpyDeviceToHost, stream_));
-    PRL_CUDA_CHECK(cudaEventRecord(slot->done[half], stream_));
-  };
-  start(0);
-  for (std::size_t at = 0; at < bytes; at += kHalfSlot) {
-    if (at + kHalfSlot < bytes) start(at + kHalfSlot);  // runs while this half is read
-    const std::size_t half = at / kHalfSlot % 2;
-    PRL_CUDA_CHECK(cudaEventSynchronize(slot->done[half]));
-    std::memcpy(static_cast<char*>(host) + at, slot->memory + half * kHalfSlot, count_at(at));
-  }
+  run_strands(bytes, [&](std::size_t first, std::size_t num_strands) {
+    activate();
+    const Lease slot(*this);
+    const auto count_at = [&](std::size_t at) { return std::min(kHalfSlot, bytes - at); };
+    const auto start = [&](std::size_t at, std::size_t half) {
+      PRL_CUDA_CHECK(cudaMemcpyAsync(slot->memory + half * kHalfSlot, static_cast<const char*>(source) + at, count_at(at),
+                                     cudaMemcpyDeviceToHost, stream_));
+      PRL_CUDA_CHECK(cudaEventRecord(slot->done[half], stream_));
+    };
+    const std::size_t step = num_strands * kHalfSlot;
+    if (first * kHalfSlot < bytes) start(first * kHalfSlot, 0);
+    for (std::size_t at = first * kHalfSlot, half = 0; at < bytes; at += step, half = 1 - half) {
+      if (at + step < bytes) start(at + step, 1 - half);  // runs while this half is read
+      PRL_CUDA_CHECK(cudaEventSynchronize(slot->done[half]));
+      std::memcpy(static_cast<char*>(host) + at, slot->memory + half * kHalfSlot, count_at(at));
+    }
+  });
   throw_fault();
 }
 

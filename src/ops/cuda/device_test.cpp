@@ -24,25 +24,26 @@ TEST(CudaRuntime, CountsCopiesAndZeroes) {
   const auto runtime = make_cuda_runtime();
   const std::size_t available = runtime->bytes_available();
   EXPECT_GT(available, std::size_t{1} << 30);
-  // Larger than every staging buffer, and of an odd size.
-  constexpr std::size_t kSize = (std::size_t{37} << 20) + 13;
-  std::vector<unsigned char> source(kSize), back(kSize, 7);
-  for (std::size_t i = 0; i < kSize; ++i) source[i] = static_cast<unsigned char>(i * 31 + i / 977);
-  void* a = runtime->allocate(kSize);
-  void* b = runtime->allocate(kSize);
-  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(a) % 256, 0u);
-  EXPECT_EQ(runtime->bytes_in_use(), 2 * kSize);
-  runtime->copy_from_host(a, source.data(), kSize);
-  runtime->copy_within(b, a, kSize);
-  runtime->copy_to_host(back.data(), b, kSize);
-  EXPECT_TRUE(back == source);
-  runtime->zero(a, kSize);
-  runtime->copy_to_host(back.data(), a, kSize);
-  EXPECT_TRUE(std::all_of(back.begin(), back.end(), [](unsigned char c) { return c == 0; }));
-  runtime->deallocate(a, kSize);
-  runtime->deallocate(b, kSize);
-  EXPECT_EQ(runtime->bytes_in_use(), 0u);
-  EXPECT_EQ(runtime->peak_bytes(), 2 * kSize);
+  // Larger than every staging buffer, of odd sizes, the second one shared by threads.
+  for (const std::size_t size : {(std::size_t{37} << 20) + 13, (std::size_t{171} << 20) + 5}) {
+    std::vector<unsigned char> source(size), back(size, 7);
+    for (std::size_t i = 0; i < size; ++i) source[i] = static_cast<unsigned char>(i * 31 + i / 977);
+    void* a = runtime->allocate(size);
+    void* b = runtime->allocate(size);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(a) % 256, 0u);
+    EXPECT_EQ(runtime->bytes_in_use(), 2 * size);
+    runtime->copy_from_host(a, source.data(), size);
+    runtime->copy_within(b, a, size);
+    runtime->copy_to_host(back.data(), b, size);
+    EXPECT_TRUE(back == source);
+    runtime->zero(a, size);
+    runtime->copy_to_host(back.data(), a, size);
+    EXPECT_TRUE(std::all_of(back.begin(), back.end(), [](unsigned char c) { return c == 0; }));
+    runtime->deallocate(a, size);
+    runtime->deallocate(b, size);
+    EXPECT_EQ(runtime->bytes_in_use(), 0u);
+    EXPECT_EQ(runtime->peak_bytes(), 2 * size);
+  }
   runtime->synchronize();
   EXPECT_GT(runtime->bytes_available(), available - (std::size_t{64} << 20)) << "freed memory counts as available";
 }
