@@ -166,21 +166,8 @@ struct MooncakeKvOffloadConfig {
 };
 using KvOffloadConfig = std::variant<NativeKvOffloadConfig, MooncakeKvOffloadConfig>;
 
-/// How a router in front of several engines spreads requests, under the names of vllm-router.
-enum class RouterPolicy { kConsistentHash, kRoundRobin, kRandom, kCacheAware, kPowerOfTwo };
-std::span<const EnumEntry> enum_entries(RouterPolicy);
-/// What a policy that is not built would do, for a report; empty for one that is.
-std::string_view unbuilt_policy(RouterPolicy policy);
-inline constexpr std::string_view kPolicyHelp =
-    "Which engine gets a request: consistent_hash, the one that has its session's prefix; round_robin, each in turn";
-
-struct VllmRouterConfig {
+struct VllmRouterConfig : RoutingConfig {
   static constexpr std::string_view kType = "vllm-router";
-  RouterPolicy policy = RouterPolicy::kConsistentHash;
-  template <class V>
-  void visit(V& v) {
-    v.field("policy", policy, kPolicyHelp);
-  }
 };
 struct LlmDRouterConfig {
   static constexpr std::string_view kType = "llm-d";
