@@ -136,9 +136,14 @@ struct KvOffloadCpuConfig {
 /// Key-value blocks in files.
 struct KvOffloadDiskConfig {
   std::optional<std::filesystem::path> path;
+  std::int64_t num_bytes = std::int64_t{16} << 30;
+  double read_timeout = 0.05;
   template <class V>
   void visit(V& v) {
-    v.field("path", path, "Folder of the files");
+    v.field("path", path, "Folder of the files, one for each device of each engine, which are removed at the end");
+    v.field("num_bytes", num_bytes, "Size of the files of each engine together", {.unit = "bytes", .min = 1});
+    v.field("read_timeout", read_timeout, "Longest time that a step waits for blocks from files; those that are late are computed again",
+            {.unit = "seconds", .min = 0, .max = 60, .is_open_min = true});
   }
 };
 struct NativeKvOffloadConfig {
@@ -148,7 +153,7 @@ struct NativeKvOffloadConfig {
   template <class V>
   void visit(V& v) {
     v.field("cpu", cpu, "In host memory");
-    v.field("disk", disk, "In files", {.status = not_built("key-value blocks in files", "kv_cache_offload.cpu keeps them in host memory")});
+    v.field("disk", disk, "In files, when host memory has no room for them; none if not set");
   }
 };
 struct MooncakeKvOffloadConfig {

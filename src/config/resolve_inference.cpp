@@ -87,6 +87,9 @@ void check_inference(InferenceConfig& config, const Check& check) {
     check.problem("kv_cache_offload", "cannot be combined with enable_return_routed_experts: the experts of a block's tokens stay behind");
   if (config.kv_cache_offload && !config.enable_prefix_caching)
     check.problem("kv_cache_offload", "needs enable_prefix_caching: only blocks that a later request can find are worth keeping");
+  if (const auto* native = config.kv_cache_offload ? std::get_if<NativeKvOffloadConfig>(&*config.kv_cache_offload) : nullptr)
+    if (native->disk && (!native->disk->path || native->disk->path->empty()))
+      check.problem("kv_cache_offload.disk.path", "is needed: the folder of the files");
   if (config.max_cpu_loras < config.max_loras)
     check.problem("max_cpu_loras", fmt::format("must be at least max_loras, which is {}", config.max_loras));
   if (!config.lora_modules.empty() && !config.enable_lora) check.problem("lora_modules", "needs enable_lora");
