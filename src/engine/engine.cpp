@@ -331,6 +331,8 @@ EngineStats Engine::stats() const {
   stats.num_waiting += num_unseen_;
   stats.max_num_seqs = options_.max_num_seqs;
   stats.max_model_len = options_.max_model_len;
+  // Their threads go on while no step is made.
+  if (const BlockFiles* files = core_->runner().block_files()) stats.disk = files->stats();
   return stats;
 }
 

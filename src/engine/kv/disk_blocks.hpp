@@ -39,6 +39,7 @@ class BlockFiles {
   virtual std::vector<DiskRead> read(std::span<const DiskCopy> copies) = 0;
   /// Empties all slots.
   virtual void forget() = 0;
+  /// Any thread.
   virtual DiskStats stats() const = 0;
 };
 
