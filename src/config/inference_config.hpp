@@ -136,9 +136,14 @@ struct KvOffloadCpuConfig {
 /// Key-value blocks in files.
 struct KvOffloadDiskConfig {
   std::optional<std::filesystem::path> path;
+  std::int64_t num_bytes = std::int64_t{16} << 30;
+  double read_timeout = 0.05;
   template <class V>
   void visit(V& v) {
-    v.field("path", path, "Folder of the files");
+    v.field("path", path, "Folder of the files, one for each device of each engine, which are removed at the end");
+    v.field("num_bytes", num_bytes, "Size of the files of each engine together", {.unit = "bytes", .min = 1});
+    v.field("read_timeout", read_timeout, "Longest time that a step waits for blocks from files; those that are late are computed again",
+            {.unit = "seconds", .min = 0, .max = 60, .is_open_min = true});
   }
 };
 struct NativeKvOffloadConfig {
@@ -148,7 +153,7 @@ struct NativeKvOffloadConfig {
   template <class V>
   void visit(V& v) {
     v.field("cpu", cpu, "In host memory");
-    v.field("disk", disk, "In files", {.status = not_built("key-value blocks in files", "kv_cache_offload.cpu keeps them in host memory")});
+    v.field("disk", disk, "In files, when host memory has no room for them; none if not set");
   }
 };
 struct MooncakeKvOffloadConfig {
@@ -166,21 +171,8 @@ struct MooncakeKvOffloadConfig {
 };
 using KvOffloadConfig = std::variant<NativeKvOffloadConfig, MooncakeKvOffloadConfig>;
 
-/// How a router in front of several engines spreads requests, under the names of vllm-router.
-enum class RouterPolicy { kConsistentHash, kRoundRobin, kRandom, kCacheAware, kPowerOfTwo };
-std::span<const EnumEntry> enum_entries(RouterPolicy);
-/// What a policy that is not built would do, for a report; empty for one that is.
-std::string_view unbuilt_policy(RouterPolicy policy);
-inline constexpr std::string_view kPolicyHelp =
-    "Which engine gets a request: consistent_hash, the one that has its session's prefix; round_robin, each in turn";
-
-struct VllmRouterConfig {
+struct VllmRouterConfig : RoutingConfig {
   static constexpr std::string_view kType = "vllm-router";
-  RouterPolicy policy = RouterPolicy::kConsistentHash;
-  template <class V>
-  void visit(V& v) {
-    v.field("policy", policy, kPolicyHelp);
-  }
 };
 struct LlmDRouterConfig {
   static constexpr std::string_view kType = "llm-d";

@@ -51,10 +51,16 @@ void check_copies(InferenceConfig& config, const Check& check) {
 
 }  // namespace
 
+void check_routing(const RoutingConfig& routing, const std::string& prefix, const Check& check) {
+  if (routing.policy == RouterPolicy::kCacheAware) return;
+  for (const char* key : {"cache_threshold", "balance_abs_threshold", "balance_rel_threshold", "max_tree_size"})
+    if (check.is_set(prefix + key))
+      check.warn(prefix + key, fmt::format("has no effect: {}policy is {}, and it is of cache_aware", prefix, enum_name(routing.policy)));
+}
+
 void check_inference(InferenceConfig& config, const Check& check) {
   if (const auto* router = config.router ? std::get_if<VllmRouterConfig>(&*config.router) : nullptr)
-    if (const std::string_view unbuilt = unbuilt_policy(router->policy); !unbuilt.empty())
-      check.not_built("router.policy", std::string(unbuilt));
+    check_routing(*router, "router.", check);
   check_model_name(config.model.name, "model.name", check);
   check_env_vars(config.env_vars, check);
   if (config.model.dtype != ComputeDType::kAuto) {
@@ -81,6 +87,9 @@ void check_inference(InferenceConfig& config, const Check& check) {
     check.problem("kv_cache_offload", "cannot be combined with enable_return_routed_experts: the experts of a block's tokens stay behind");
   if (config.kv_cache_offload && !config.enable_prefix_caching)
     check.problem("kv_cache_offload", "needs enable_prefix_caching: only blocks that a later request can find are worth keeping");
+  if (const auto* native = config.kv_cache_offload ? std::get_if<NativeKvOffloadConfig>(&*config.kv_cache_offload) : nullptr)
+    if (native->disk && (!native->disk->path || native->disk->path->empty()))
+      check.problem("kv_cache_offload.disk.path", "is needed: the folder of the files");
   if (config.max_cpu_loras < config.max_loras)
     check.problem("max_cpu_loras", fmt::format("must be at least max_loras, which is {}", config.max_loras));
   if (!config.lora_modules.empty() && !config.enable_lora) check.problem("lora_modules", "needs enable_lora");
@@ -95,20 +104,6 @@ void check_inference(InferenceConfig& config, const Check& check) {
 }
 
 }  // namespace detail
-
-std::string_view unbuilt_policy(RouterPolicy policy) {
-  switch (policy) {
-    case RouterPolicy::kConsistentHash:
-    case RouterPolicy::kRoundRobin: return {};
-    case RouterPolicy::kRandom: return "an engine drawn at random; round_robin spreads requests as evenly";
-    case RouterPolicy::kCacheAware:
-      return "a search for the engine whose cache has the longest common prefix; consistent_hash keeps the requests of a session "
-             "(X-Session-ID) together";
-    case RouterPolicy::kPowerOfTwo:
-      return "the less busy of two engines drawn at random; consistent_hash gives a new session to the least busy of all";
-  }
-  return {};
-}
 
 template <>
 Resolution<InferenceConfig> resolve(Value raw, const Context& context) {

@@ -48,14 +48,29 @@ TEST(ResolveInference, RoutersSpreadRequestsByThePoliciesThatOursHas) {
   EXPECT_THAT(turns.not_built, IsEmpty());
   EXPECT_THAT(load_line<InferenceConfig>("inference --model.name m --router None").not_built, IsEmpty());
   for (const std::string policy : {"random", "cache_aware", "power_of_two"}) {
-    EXPECT_EQ(load_line<InferenceConfig>(line + "--router.policy " + policy).not_built.at(0).key, "router.policy") << policy;
-    EXPECT_EQ(load_line<RouterToolConfig>("router --policy " + policy).not_built.at(0).key, "policy") << policy;
+    EXPECT_THAT(load_line<InferenceConfig>(line + "--router.policy " + policy).not_built, IsEmpty()) << policy;
+    EXPECT_THAT(load_line<RouterToolConfig>("router --policy " + policy).not_built, IsEmpty()) << policy;
   }
+  const std::string thresholds = "--cache-threshold 0.5 --balance-abs-threshold 8 --balance-rel-threshold 1.1 --max-tree-size 4096";
+  const auto aware = load_line<RouterToolConfig>("router --policy cache_aware " + thresholds);
+  EXPECT_EQ(aware.config.cache_threshold, 0.5);
+  EXPECT_EQ(aware.config.balance_abs_threshold, 8);
+  EXPECT_EQ(aware.config.max_tree_size, 4096);
+  EXPECT_THAT(aware.warnings, IsEmpty());
+  const auto unused = load_line<RouterToolConfig>("router --policy random --cache-threshold 0.5");
+  ASSERT_THAT(unused.warnings, ::testing::SizeIs(1));
+  EXPECT_THAT(unused.warnings.front(), HasSubstr("policy is random"));
+  EXPECT_THAT(error_of<RouterToolConfig>("router --policy cache_aware --cache-threshold 1.5"), HasSubstr("cache_threshold"));
   EXPECT_THAT(error_of<InferenceConfig>(line + "--router.policy rendezvous"), HasSubstr("router.policy"));
   EXPECT_TRUE(is_not_built(load_line<InferenceConfig>("inference --model.name m --router.type llm-d").not_built, "a router of llm-d"));
   const std::string run = kRlLine + "--deployment.type single_node --inference.parallel.dp 2 --inference.router.type vllm-router ";
   EXPECT_THAT(load_line<RlConfig>(run).not_built, IsEmpty());
-  EXPECT_TRUE(is_not_built(load_line<RlConfig>(run + "--inference.router.policy round_robin").not_built, "engines in turn within a run"));
+  const auto in_run = load_line<RlConfig>(run + "--inference.router.policy round_robin --inference.router.max-tree-size 128");
+  EXPECT_THAT(in_run.not_built, IsEmpty());
+  EXPECT_EQ(in_run.config.orchestrator.router.policy, RouterPolicy::kRoundRobin) << "the orchestrator is the router";
+  EXPECT_EQ(in_run.config.orchestrator.router.max_tree_size, 128);
+  const auto own = load_line<RlConfig>(run + "--inference.router.policy round_robin --orchestrator.router.policy random");
+  EXPECT_EQ(own.config.orchestrator.router.policy, RouterPolicy::kRandom);
 }
 
 TEST(ResolveInference, RotaryScalingIsOverriddenWhereNothingIsTrained) {

@@ -180,6 +180,7 @@ void check_orchestrator(OrchestratorConfig& config, const Check& check) {
       mark_bench(*config.wandb);
     }
   }
+  check_routing(config.router, "router.", check);
   check_teacher(config, check);
   check_adapter(config, check);
   check_batch(config, check);

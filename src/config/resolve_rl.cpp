@@ -431,6 +431,9 @@ void choose_transports(RlConfig& config, const Check& check) {
 
 void connect_client(RlConfig& config, const Check& check) {
   if (!config.inference) return;
+  // The orchestrator is the router of a run's engines.
+  const auto* router = config.inference->router ? std::get_if<VllmRouterConfig>(&*config.inference->router) : nullptr;
+  if (router != nullptr && !check.is_set("orchestrator.router")) config.orchestrator.router = *router;
   const ServerConfig& server = config.inference->server;
   std::vector<std::string>& urls = config.orchestrator.student.client.base_url;
   if (server.port == 0 && !std::holds_alternative<ColocatedDeployment>(*config.deployment))
@@ -456,11 +459,6 @@ void check_sampler(InferenceConfig& inference, const Check& check) {
     check.problem("model.rope_scaling",
                   "would sample from another model than trainer.model trains, which rotates positions as its config.json "
                   "says; change rope_scaling in config.json of the model folder, which both read");
-  const auto* router = inference.router ? std::get_if<VllmRouterConfig>(&*inference.router) : nullptr;
-  if (router != nullptr && router->policy == RouterPolicy::kRoundRobin)
-    check.not_built("router.policy",
-                    "engines in turn within a run, whose orchestrator keeps the turns of a rollout at the engine that has their "
-                    "prefix; leave the key out");
 }
 
 void check_models(RlConfig& config, const Check& check) {

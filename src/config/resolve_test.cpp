@@ -426,8 +426,9 @@ TEST(ResolveRl, WhatIsNotBuiltIsNamedWithItsKey) {
   EXPECT_EQ(load_line<RlConfig>(kRlLine + "--inference.vllm.swap_space 4").not_built.front().key, "inference.vllm.swap_space");
   expect("--inference.kv-cache-offload.type mooncake", "a Mooncake store");
   const auto disk = load_line<RlConfig>(kRlLine + "--inference.kv-cache-offload.type native --inference.kv-cache-offload.disk.path /tmp");
-  ASSERT_FALSE(disk.not_built.empty());
-  EXPECT_THAT(disk.not_built.front().key, HasSubstr("inference.kv_cache_offload.disk"));
+  EXPECT_THAT(disk.not_built, IsEmpty());
+  EXPECT_THAT(error_of<RlConfig>(kRlLine + "--inference.kv-cache-offload.type native --inference.kv-cache-offload.disk.num-bytes 1000000"),
+              HasSubstr("inference.kv_cache_offload.disk.path: is needed"));
   EXPECT_THAT(load_line<RlConfig>(kRlLine + "--inference.kv-cache-offload.type native").not_built, IsEmpty());
   EXPECT_THAT(error_of<RlConfig>(kRlLine + "--inference.kv-cache-offload.type native --inference.enable-prefix-caching false"),
               HasSubstr("inference.kv_cache_offload: needs enable_prefix_caching"));

@@ -107,7 +107,7 @@ Resolution<RouterToolConfig> resolve(Value raw, const Context& context) {
   for (const std::string& url : config.engines)
     if (!url.starts_with("http://") && !url.starts_with("https://"))
       check.problem("engines", fmt::format("wanted addresses such as http://host:8000, found '{}'", url));
-  if (const std::string_view unbuilt = unbuilt_policy(config.policy); !unbuilt.empty()) check.not_built("policy", std::string(unbuilt));
+  detail::check_routing(config, "", check);
   if (!is_loopback(config.host) && !config.api_key) check.warn("host", "other machines can reach the router, and it asks for no api_key");
   return resolution;
 }

@@ -154,7 +154,7 @@ struct DashboardToolConfig {
 };
 
 /// `prl router`: one address in front of several engines.
-struct RouterToolConfig {
+struct RouterToolConfig : RoutingConfig {
   std::vector<std::string> engines;
   std::string host = "127.0.0.1";
   int port = 8000;
@@ -166,7 +166,6 @@ struct RouterToolConfig {
   std::int64_t max_body_bytes = 64 << 20;
   int max_connections = 4096;
   int max_waiting = 65536;
-  RouterPolicy policy = RouterPolicy::kConsistentHash;
   double request_timeout = 3600;
   double update_timeout = 720;
   std::filesystem::path output_dir = "outputs";
@@ -189,7 +188,7 @@ struct RouterToolConfig {
     v.field("max_body_bytes", max_body_bytes, "Largest request body", {.unit = "bytes", .min = 1024});
     v.field("max_connections", max_connections, "Most open connections", {.min = 1});
     v.field("max_waiting", max_waiting, "Requests that may wait for an engine; more are answered 429", {.min = 1});
-    v.field("policy", policy, kPolicyHelp);
+    RoutingConfig::visit(v);
     v.field("request_timeout", request_timeout, "Longest time of one request", {.unit = "seconds", .min = 0, .is_open_min = true});
     v.field("update_timeout", update_timeout, "Longest time of one weight update", {.unit = "seconds", .min = 0, .is_open_min = true});
     v.field("output_dir", output_dir, "Folder of logs");

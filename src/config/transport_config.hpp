@@ -1,9 +1,11 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -115,6 +117,36 @@ using WeightBroadcast = std::variant<FilesystemBroadcast, LocalBroadcast, NcclBr
 inline constexpr std::array<std::string_view, 4> kRolloutStateFields{"trajectory_id", "example_id", "rollout_idx", "task"};
 
 /// An OpenAI-compatible server and how to reach it.
+/// How a router in front of several engines spreads requests, under the names of vllm-router.
+enum class RouterPolicy { kConsistentHash, kRoundRobin, kRandom, kCacheAware, kPowerOfTwo };
+std::span<const EnumEntry> enum_entries(RouterPolicy);
+
+/// How requests are spread over several engines: keys and defaults of vllm-router.
+struct RoutingConfig {
+  RouterPolicy policy = RouterPolicy::kConsistentHash;
+  double cache_threshold = 0.3;
+  std::int64_t balance_abs_threshold = 64;
+  double balance_rel_threshold = 1.5;
+  std::int64_t max_tree_size = 1 << 26;
+  double eviction_interval_secs = 120;
+  template <class V>
+  void visit(V& v) {
+    v.field("policy", policy,
+            "Which engine gets a request: by its session, each in turn, at random, the less busy of two, or by its prompt (cache_aware)");
+    v.field("cache_threshold", cache_threshold, "cache_aware: least part of a prompt that must have been sent to an engine before",
+            {.min = 0, .max = 1});
+    v.field("balance_abs_threshold", balance_abs_threshold,
+            "cache_aware: where engines differ by more requests than this, and by balance_rel_threshold, the least busy gets the next",
+            {.unit = "requests", .min = 0});
+    v.field("balance_rel_threshold", balance_rel_threshold, "cache_aware: the busiest engine's requests, relative to the least busy one's",
+            {.min = 1});
+    v.field("max_tree_size", max_tree_size, "cache_aware: text of prompts that is remembered for each engine; takes up to twice the memory",
+            {.unit = "bytes", .min = 64});
+    v.field("eviction_interval_secs", eviction_interval_secs, "cache_aware: how often what is too much is forgotten",
+            {.unit = "seconds", .min = 0, .status = inert("it is forgotten at once")});
+  }
+};
+
 struct ClientConfig {
   std::vector<std::string> base_url = {"http://localhost:8000/v1"};
   std::string api_key_var = "VLLM_API_KEY";

@@ -73,13 +73,21 @@ void take_routes(ModelRunner& runner, CoreRequest& request, std::int64_t num_tok
   }
 }
 
+std::unique_ptr<DiskBlocks> make_disk_blocks(const CoreOptions& options, ModelRunner& runner) {
+  if (options.num_disk_blocks == 0) return nullptr;
+  BlockFiles* const files = runner.block_files();
+  PRL_CHECK(files != nullptr && options.num_host_blocks > 0, "blocks in files, and a runner without files or host memory");
+  return std::make_unique<DiskBlocks>(options.num_disk_blocks, options.block_size, *files);
+}
+
 CoreRequest& request_of(const Sequence& sequence) { return *static_cast<CoreRequest*>(sequence.owner); }
 
 }  // namespace
 
 EngineCore::EngineCore(const CoreOptions& options, std::unique_ptr<ModelRunner> runner)
     : adapters_(options.adapters),
-      host_(options.num_host_blocks > 0 ? std::make_unique<HostBlocks>(options.num_host_blocks, options.block_size) : nullptr),
+      disk_(make_disk_blocks(options, *runner)),
+      host_(options.num_host_blocks > 0 ? std::make_unique<HostBlocks>(options.num_host_blocks, options.block_size, disk_.get()) : nullptr),
       pool_(options.num_blocks, options.block_size, host_.get()),
       scheduler_(
           [&] {
@@ -87,7 +95,7 @@ EngineCore::EngineCore(const CoreOptions& options, std::unique_ptr<ModelRunner> 
             scheduler.may_draw = [this](Sequence& sequence) { return may_draw(sequence); };
             return scheduler;
           }(),
-          pool_, host_.get()),
+          pool_, host_.get(), disk_.get()),
       tenants_(scheduler_),
       runner_(std::move(runner)) {
   if (const auto weights = runner_->weights()) version_ = weights->version;
@@ -392,6 +400,12 @@ EngineStats EngineCore::stats() const {
     stats.num_host_blocks_used = host_->num_cached();
     stats.num_blocks_saved = host_->num_saved();
     stats.num_blocks_restored = host_->num_restored();
+  }
+  stats.num_disk_hit_tokens = scheduler_.stats().num_disk_hit_tokens;
+  if (disk_ != nullptr) {
+    stats.num_disk_blocks_total = disk_->num_blocks();
+    stats.num_disk_blocks_used = disk_->num_cached();
+    stats.disk = disk_->stats();
   }
   stats.version = version_;
   return stats;

@@ -22,6 +22,7 @@ struct CoreOptions {
   std::int64_t num_blocks = 0;
   std::int64_t block_size = 16;
   std::int64_t num_host_blocks = 0;  ///< in host memory; 0: what the cache has no room for is lost
+  std::int64_t num_disk_blocks = 0;  ///< in files of the runner, for what host memory has no room for; 0: none
   std::shared_ptr<AdapterSet> adapters = std::make_shared<AdapterSet>(0);
 };
 
@@ -92,6 +93,7 @@ class EngineCore {
   void drop_ended();
 
   std::shared_ptr<AdapterSet> adapters_;
+  std::unique_ptr<DiskBlocks> disk_;  ///< nullptr: none
   std::unique_ptr<HostBlocks> host_;  ///< nullptr: none
   BlockPool pool_;
   Scheduler scheduler_;

@@ -39,6 +39,7 @@ std::unique_ptr<EngineCore> make_core(std::shared_ptr<DeviceRuntime> runtime, co
   core.num_blocks = options.num_blocks;
   core.block_size = options.block_size;
   core.num_host_blocks = options.num_host_blocks;
+  core.num_disk_blocks = options.num_disk_blocks;
   if (options.adapters != nullptr) core.adapters = options.adapters;
   core.scheduler.max_num_seqs = options.max_num_seqs;
   core.scheduler.max_adapters = core.adapters->max_ready();
@@ -330,6 +331,8 @@ EngineStats Engine::stats() const {
   stats.num_waiting += num_unseen_;
   stats.max_num_seqs = options_.max_num_seqs;
   stats.max_model_len = options_.max_model_len;
+  // Their threads go on while no step is made.
+  if (const BlockFiles* files = core_->runner().block_files()) stats.disk = files->stats();
   return stats;
 }
 

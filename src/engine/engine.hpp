@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "base/ids.hpp"
+#include "engine/kv/disk_blocks.hpp"
 #include "engine/step_times.hpp"
 #include "engine/tenant.hpp"
 #include "nn/weights.hpp"
@@ -28,13 +30,16 @@ class AdapterSet;
 
 struct EngineOptions {
   std::int64_t max_model_len = 2048;
-  std::int64_t block_size = 16;                ///< tokens per KV block
-  std::int64_t num_blocks = 0;                 ///< of the KV cache; at least those of one sequence of max_model_len
-  std::int64_t num_host_blocks = 0;            ///< in host memory, for cached blocks that others have taken the place of; 0: none
-  std::int64_t max_num_seqs = 64;              ///< requests that run at once
-  std::int64_t num_state_snapshots = 0;        ///< states of prefixes that are kept, of models with linear attention (SequenceStates)
-  std::int64_t max_num_batched_tokens = 2048;  ///< token budget of one step
-  std::int64_t max_queued_requests = 4096;     ///< beyond it submit() answers kOverloaded
+  std::int64_t block_size = 16;                     ///< tokens per KV block
+  std::int64_t num_blocks = 0;                      ///< of the KV cache; at least those of one sequence of max_model_len
+  std::int64_t num_host_blocks = 0;                 ///< in host memory, for cached blocks that others have taken the place of; 0: none
+  std::int64_t num_disk_blocks = 0;                 ///< in files, for blocks that others have taken the place of in host memory; 0: none
+  std::filesystem::path disk_folder = {};           ///< of these files (DiskStore)
+  std::chrono::milliseconds disk_read_timeout{50};  ///< so long a step may wait for blocks from files
+  std::int64_t max_num_seqs = 64;                   ///< requests that run at once
+  std::int64_t num_state_snapshots = 0;             ///< states of prefixes that are kept, of models with linear attention (SequenceStates)
+  std::int64_t max_num_batched_tokens = 2048;       ///< token budget of one step
+  std::int64_t max_queued_requests = 4096;          ///< beyond it submit() answers kOverloaded
   bool enable_prefix_caching = true;
   bool enable_chunked_prefill = true;
   bool record_steps = true;                   ///< steps of one token per sequence as CUDA graphs
@@ -65,9 +70,12 @@ struct EngineStats {
   std::int64_t num_prompt_tokens = 0, num_generation_tokens = 0;
   std::int64_t num_prefix_queries_tokens = 0, num_prefix_hit_tokens = 0;
   std::int64_t num_blocks_total = 0, num_blocks_used = 0;
-  std::int64_t num_host_hit_tokens = 0;                              ///< of num_prefix_hit_tokens those that were in host memory alone
+  std::int64_t num_host_hit_tokens = 0;                              ///< of num_prefix_hit_tokens those that were not on the device
+  std::int64_t num_disk_hit_tokens = 0;                              ///< of num_host_hit_tokens those that were in files alone
   std::int64_t num_host_blocks_total = 0, num_host_blocks_used = 0;  ///< in host memory; used: those that can be found
   std::int64_t num_blocks_saved = 0, num_blocks_restored = 0;        ///< copied to host memory and back
+  std::int64_t num_disk_blocks_total = 0, num_disk_blocks_used = 0;  ///< in files; used: those that can be found
+  DiskStats disk;                                                    ///< of these files
   std::int64_t num_finished_stop = 0, num_finished_length = 0, num_finished_abort = 0;
   /// Steps by their tokens, of prompts and output together: entry i counts those with at most kStepTokenBounds[i] and more than the
   /// bound before, the last entry the rest.

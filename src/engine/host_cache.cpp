@@ -1,5 +1,6 @@
 #include "engine/host_cache.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/error.hpp"
@@ -22,12 +23,19 @@ HostCache::HostCache(std::shared_ptr<HostLink> link, const nn::KvCache& cache, s
     fail(ErrorCode::kOutOfMemory, "{} KV blocks in host memory need {} bytes, {} are available: lower kv_cache_offload.cpu.num_bytes",
          num_blocks, num_bytes, num_available);
   memory_ = link_->allocate(num_bytes);
+  last_copied_.resize(static_cast<std::size_t>(num_blocks));
+}
+
+std::span<std::byte> HostCache::block(BlockId host) const noexcept {
+  const std::size_t bytes = tensors_.size() * piece_bytes_;
+  return {static_cast<std::byte*>(memory_.get()) + static_cast<std::size_t>(host.value) * bytes, bytes};
 }
 
 std::span<const HostCopy> HostCache::pieces_of(std::span<const BlockCopy> copies, bool to_host) {
   pieces_.clear();
   for (const BlockCopy& copy : copies) {
-    std::byte* host = static_cast<std::byte*>(memory_.get()) + static_cast<std::size_t>(copy.host.value) * tensors_.size() * piece_bytes_;
+    std::byte* host = block(copy.host).data();
+    last_copied_[static_cast<std::size_t>(copy.host.value)] = num_steps_;
     for (std::byte* tensor : tensors_) {
       std::byte* const device = tensor + static_cast<std::size_t>(copy.device.value) * piece_bytes_;
       pieces_.push_back(to_host ? HostCopy{host, device, piece_bytes_} : HostCopy{device, host, piece_bytes_});
@@ -38,11 +46,41 @@ std::span<const HostCopy> HostCache::pieces_of(std::span<const BlockCopy> copies
 }
 
 void HostCache::carry_out(const BlockCopies& copies) {
+  Step& step = steps_[++num_steps_ % steps_.size()];
+  step = {};
   if (copies.empty()) return;
-  const HostLink::Ticket saved = link_->to_host(pieces_of(copies.saves, true));
-  const HostLink::Ticket restored = link_->to_device(pieces_of(copies.restores, false), saved);
+  const HostLink::Ticket saved = step.saved = link_->to_host(pieces_of(copies.saves, true));
+  const HostLink::Ticket restored = step.restored = link_->to_device(pieces_of(copies.restores, false), saved);
   link_->hold_work(restored);
   link_->hold_work(saved);
+}
+
+void HostCache::open_files(DiskStoreOptions options) {
+  options.block_bytes = tensors_.size() * piece_bytes_;
+  disk_.emplace(std::move(options));
+}
+
+void HostCache::wait_for(BlockId host) {
+  const std::uint64_t number = last_copied_[static_cast<std::size_t>(host.value)];
+  // Steps wait for their copies, and earlier ones than the last two are over.
+  if (number == 0 || num_steps_ - number >= steps_.size()) return;
+  const Step& step = steps_[number % steps_.size()];
+  link_->wait(step.saved);
+  link_->wait(step.restored);
+}
+
+bool HostCache::write(const DiskCopy& copy) {
+  wait_for(copy.host);
+  return disk_->write(copy.slot.value, block(copy.host));
+}
+
+std::vector<DiskRead> HostCache::read(std::span<const DiskCopy> copies) {
+  std::vector<std::int64_t> slots;
+  for (const DiskCopy& copy : copies) slots.push_back(copy.slot.value);
+  return disk_->read(slots, [&](std::size_t i, std::span<const std::byte> bytes) {
+    wait_for(copies[i].host);
+    std::ranges::copy(bytes, block(copies[i].host).begin());
+  });
 }
 
 }  // namespace prl::engine

@@ -3,7 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <cstring>
+#include <vector>
+
 #include "base/error.hpp"
+#include "base/testing/temp_folder.hpp"
 #include "device/testing/lazy_host_link.hpp"
 #include "device/testing/test_runtime.hpp"
 #include "nn/init_model.hpp"
@@ -90,6 +95,54 @@ TEST_F(HostCacheTest, ABlockMayBeSavedAndRestoredByOneStep) {
 }
 
 #ifndef PRL_TEST_CUDA
+/// Copies run when they are waited for. As on a GPU, work that is held does not hold up the host.
+class UnhurriedLink final : public HostLink {
+ public:
+  using HostLink::to_device, HostLink::to_host;
+  std::shared_ptr<void> allocate(std::size_t bytes) override {
+    auto memory = std::make_shared<std::vector<std::byte>>(bytes);
+    return {memory, memory->data()};
+  }
+  Ticket to_host(void* host, const void* source, std::size_t bytes) override { return add({host, source, bytes}); }
+  Ticket to_device(void* destination, const void* host, std::size_t bytes, Ticket) override { return add({destination, host, bytes}); }
+  void hold_work(Ticket) override {}
+  void wait(Ticket ticket) override {
+    for (; num_done_ < ticket; ++num_done_) std::memcpy(copies_[num_done_].to, copies_[num_done_].from, copies_[num_done_].bytes);
+  }
+
+ private:
+  Ticket add(HostCopy copy) {
+    copies_.push_back(copy);
+    return copies_.size();
+  }
+  std::vector<HostCopy> copies_;
+  std::size_t num_done_ = 0;
+};
+
+std::vector<DiskRead> read_blocks(HostCache& host, const std::vector<DiskCopy>& copies) { return host.read(copies); }
+
+TEST_F(HostCacheTest, FilesGetAndGiveBlocksWhenTheirCopiesAreDone) {
+  const prl::testing::TempFolder folder;
+  HostCache host(std::make_shared<UnhurriedLink>(), cache_, config_.num_layers, 2);
+  EXPECT_FALSE(host.has_files());
+  host.open_files({.folder = folder.path(), .num_slots = 4, .read_timeout = std::chrono::seconds(60)});
+  ASSERT_TRUE(host.has_files());
+  host.carry_out({.saves = {copy_of(0, 0), copy_of(1, 1)}, .restores = {}});
+  EXPECT_TRUE(host.write({BlockId{0}, BlockId{3}})) << "the copy to host memory is under way";
+  host.carry_out({.saves = {}, .restores = {copy_of(4, 0)}});
+  EXPECT_TRUE(host.write({BlockId{1}, BlockId{2}}));
+  EXPECT_THAT(read_blocks(host, {{BlockId{0}, BlockId{2}}}), ::testing::ElementsAre(DiskRead::kRead))
+      << "the copy from host memory is under way";
+  EXPECT_EQ(value_of(4), 'A');
+  host.carry_out({.saves = {}, .restores = {copy_of(5, 0)}});
+  EXPECT_THAT(read_blocks(host, {{BlockId{1}, BlockId{3}}, {BlockId{0}, BlockId{1}}}),
+              ::testing::ElementsAre(DiskRead::kRead, DiskRead::kGone));
+  host.carry_out({.saves = {}, .restores = {copy_of(2, 1)}});
+  EXPECT_THAT(read_blocks(host, {{BlockId{1}, BlockId{3}}}), ::testing::ElementsAre(DiskRead::kRead));
+  EXPECT_EQ(value_of(5), 'B');
+  EXPECT_EQ(value_of(2), 'A');
+}
+
 TEST_F(HostCacheTest, WorkThatFollowsWaitsForAllCopies) {
   const auto link = std::make_shared<LazyHostLink>(runtime_);
   HostCache host(link, cache_, config_.num_layers, 2);

@@ -4,9 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <bit>
+#include <filesystem>
+#include <fstream>
 
 #include "base/rng.hpp"
 #include "base/testing/eventually.hpp"
+#include "base/testing/temp_folder.hpp"
 #include "device/testing/test_runtime.hpp"
 #include "engine/core.hpp"
 #include "engine/engine.hpp"
@@ -216,6 +219,146 @@ TEST_P(HostMemory, ASaltSeparatesBlocksThereToo) {
   generate(*engine, request_of(140, 2, 5, 1));
   EXPECT_EQ(generate(*engine, mine).num_cached_tokens, 96);
 }
+
+/// Little host memory, and files.
+class DiskMemory : public HostMemory {
+ protected:
+  EngineOptions with_files(std::int64_t num_host_blocks, std::int64_t num_disk_blocks) const {
+    EngineOptions made = options(10, num_host_blocks);
+    made.num_disk_blocks = num_disk_blocks;
+    made.disk_folder = folder_.path();
+    made.disk_read_timeout = std::chrono::seconds(60);  // however slow the machine is
+    return made;
+  }
+  void wait_until_written(Engine& engine) {
+    ASSERT_TRUE(prl::testing::eventually([&] { return engine.stats().disk.num_writes_queued == 0; }));
+  }
+  std::filesystem::path only_file() const {
+    std::filesystem::path found;
+    for (const auto& entry : std::filesystem::directory_iterator(folder_.path())) {
+      EXPECT_TRUE(found.empty()) << "more than a file";
+      found = entry.path();
+    }
+    return found;
+  }
+  prl::testing::TempFolder folder_;
+};
+
+TEST_P(DiskMemory, ChangesNoBitAndSparesComputing) {
+  const auto roomy = engine_of(options(512, 0)), without = engine_of(options(10, 12));
+  const auto with_disk = engine_of(with_files(12, 512)), with_little = engine_of(with_files(12, 9));
+  for (const bool is_in_turn : {true, false, true}) {
+    SCOPED_TRACE(is_in_turn);
+    const auto wanted = run(*roomy, is_in_turn);
+    expect_same(run(*without, is_in_turn), wanted);
+    expect_same(run(*with_disk, is_in_turn), wanted);
+    expect_same(run(*with_little, is_in_turn), wanted);
+  }
+  const EngineStats none = without->stats(), stats = with_disk->stats(), little = with_little->stats();
+  EXPECT_EQ(none.num_disk_blocks_total, 0);
+  EXPECT_GT(stats.num_disk_hit_tokens, 0);
+  EXPECT_LE(stats.num_disk_hit_tokens, stats.num_host_hit_tokens);
+  EXPECT_GT(stats.num_prefix_hit_tokens, none.num_prefix_hit_tokens);
+  EXPECT_LT(stats.num_step_tokens, none.num_step_tokens);
+  EXPECT_GT(stats.disk.num_read, 0);
+  EXPECT_EQ(stats.disk.num_damaged + stats.disk.num_late, 0);
+  EXPECT_LE(little.num_disk_blocks_used, 9);
+  EXPECT_EQ(little.num_disk_blocks_total, 9);
+}
+
+TEST_P(DiskMemory, PreemptedSequencesFindTheirBlocksThere) {
+  const EngineOptions engine_options = with_files(12, 512);
+  CoreOptions core_options;
+  core_options.num_blocks = 24;
+  core_options.block_size = engine_options.block_size;
+  core_options.num_host_blocks = 12;
+  core_options.num_disk_blocks = 512;
+  core_options.scheduler.max_num_seqs = engine_options.max_num_seqs;
+  core_options.scheduler.preempt_period = 2;
+  EngineOptions runner_options = engine_options;
+  runner_options.num_blocks = 24;
+  EngineCore core(core_options, std::make_unique<PagedRunner>(session_.context().runtime, runner_options, weights(7, 1)));
+  const auto wanted = run(*engine_of(options(512, 0)), false);
+  for (std::size_t round = 0; round < 3; ++round) {
+    std::vector<testing::Collected> all(mixed().size());
+    for (std::size_t i = 0; i < all.size(); ++i)
+      core.add(RequestId{1 + i + 100 * round}, resolve_request(mixed()[i], runner_options, config_),
+               [&, i](const StepEvent& event) { all[i].on_event(event); });
+    while (core.step()) core.scheduler().check_integrity();
+    std::vector<wire::GenerateOutput> outputs;
+    for (const testing::Collected& one : all) outputs.push_back(one.output);
+    expect_same(outputs, wanted);
+  }
+  EXPECT_GT(core.stats().num_preemptions, 20);
+  EXPECT_GT(core.stats().disk.num_read, 0);
+}
+
+TEST_P(DiskMemory, BlocksThatWereAlteredAreComputedAgain) {
+  const auto roomy = engine_of(options(512, 0)), with_disk = engine_of(with_files(12, 512));
+  const auto wanted = run(*roomy, true);
+  expect_same(run(*with_disk, true), wanted);
+  wait_until_written(*with_disk);
+  {
+    std::fstream file(only_file(), std::ios::in | std::ios::out | std::ios::binary);
+    const auto size = static_cast<std::int64_t>(std::filesystem::file_size(only_file()));
+    for (std::int64_t at = 1000; at < size; at += 1999) {
+      file.seekg(at);
+      const char before = static_cast<char>(file.get());
+      file.seekp(at);
+      file.put(static_cast<char>(before ^ 0x40));
+    }
+  }
+  expect_same(run(*with_disk, true), wanted);
+  EXPECT_GT(with_disk->stats().disk.num_damaged, 0);
+  wait_until_written(*with_disk);
+  std::filesystem::resize_file(only_file(), 100);
+  expect_same(run(*with_disk, false), wanted);
+}
+
+TEST_P(DiskMemory, BlocksOfOtherWeightsAndSaltsAreNotFound) {
+  const auto engine = engine_of(with_files(20, 512));
+  const auto first = request_of(100, 1, 5, 1);
+  const auto push_out = [&] {
+    for (std::uint64_t i = 2; i < 7; ++i) generate(*engine, request_of(140, i, 5, 1));
+  };
+  const auto before = generate(*engine, first);
+  push_out();
+  const auto again = generate(*engine, first);
+  EXPECT_EQ(again.num_cached_tokens, 96);
+  EXPECT_GT(engine->stats().num_disk_hit_tokens, 0);
+  EXPECT_EQ(again.token_ids, before.token_ids);
+  EXPECT_EQ(host_bits(again.logprobs), host_bits(before.logprobs));
+  push_out();
+  auto salted = first;
+  salted.cache_salt = "mine";
+  EXPECT_EQ(generate(*engine, salted).num_cached_tokens, 0);
+  const auto changed = weights(9, 2);
+  engine->update_weights(changed, kPatience);
+  push_out();
+  const auto fresh = generate(*engine, first);
+  EXPECT_EQ(fresh.num_cached_tokens, 0);
+  Engine other(session_.context().runtime, options(512, 0), changed);
+  const auto wanted = generate(other, first);
+  EXPECT_EQ(fresh.token_ids, wanted.token_ids);
+  EXPECT_EQ(host_bits(fresh.logprobs), host_bits(wanted.logprobs));
+  push_out();
+  EXPECT_EQ(generate(*engine, first).num_cached_tokens, 96) << "those of the new ones are";
+}
+
+TEST_P(DiskMemory, NoFileIsLeft) {
+  {
+    const auto engine = engine_of(with_files(4, 512));
+    run(*engine, true);
+    EXPECT_FALSE(only_file().empty());
+  }
+  EXPECT_TRUE(only_file().empty());
+  EngineOptions wrong = with_files(4, 512);
+  wrong.num_host_blocks = 0;
+  EXPECT_THROW(engine_of(wrong), Error);
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, DiskMemory, ::testing::Values(DType::kF32, DType::kBF16),
+                         [](const auto& type) { return type.param == DType::kF32 ? "F32" : "BF16"; });
 
 TEST_P(HostMemory, NeedsTheCacheOfPrefixes) {
   EngineOptions wrong = options(10, 5);

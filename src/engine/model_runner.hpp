@@ -1,6 +1,7 @@
 #pragma once
 
 #include "engine/engine.hpp"
+#include "engine/kv/disk_blocks.hpp"
 #include "engine/step_plan.hpp"
 #include "nn/peft.hpp"
 
@@ -30,6 +31,9 @@ class ModelRunner {
   /// Which experts the tokens in slots [begin, end) of these blocks had (EngineOptions::logs_routes); start is `begin`. Waits for what is
   /// in flight.
   virtual wire::RoutedExperts routes_of(std::span<const BlockLease> blocks, std::int64_t begin, std::int64_t end);
+
+  /// Files for blocks of host memory, if the runner was made with them. They live as long as it.
+  virtual BlockFiles* block_files() { return nullptr; }
 
   // Runners without adapters leave these as they are.
   /// An adapter ready to compute with on the runner's device. Error{kOutOfMemory}.

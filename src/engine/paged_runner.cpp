@@ -69,6 +69,9 @@ PagedRunner::PagedRunner(std::shared_ptr<DeviceRuntime> runtime, const EngineOpt
   session_.context().may_measure = false;  // each prompt has another length
   if (options.num_host_blocks > 0)
     host_.emplace(make_host_link(runtime_, /*page_locked=*/true), cache_, weights_->config.num_layers, options.num_host_blocks);
+  if (options.num_disk_blocks > 0)
+    host_->open_files(
+        {.folder = options.disk_folder, .num_slots = options.num_disk_blocks, .block_bytes = 0, .read_timeout = options.disk_read_timeout});
 }
 
 PagedRunner::~PagedRunner() = default;

@@ -1,5 +1,6 @@
 #include "engine/prefix_lookup.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/error.hpp"
@@ -20,15 +21,57 @@ void PrefixLookup::take(Sequence& sequence) {
     if (auto lease = pool_.find(hash, sequence.last_hash, tokens)) {
       sequence.blocks.push_back(std::move(*lease));
     } else {
-      auto in_host = host_ != nullptr ? host_->find(hash, sequence.last_hash, tokens) : std::nullopt;
-      if (!in_host) break;
-      found_.push_back({index, std::move(*in_host), hash, sequence.last_hash});
+      if (!find_below(index, hash, sequence.last_hash, tokens)) break;
       sequence.blocks.emplace_back();
     }
     sequence.last_hash = hash;
     ++sequence.num_hashed_blocks;
   }
+  read_files(sequence);
   sequence.num_tokens_computed = static_cast<std::int64_t>(sequence.blocks.size()) * pool_.block_size();
+}
+
+bool PrefixLookup::find_below(std::size_t index, BlockHash hash, BlockHash parent, std::span<const std::int32_t> tokens) {
+  if (host_ == nullptr) return false;
+  if (auto in_host = host_->find(hash, parent, tokens)) {
+    found_.push_back({.index = index, .host = std::move(*in_host), .hash = hash, .parent = parent});
+    return true;
+  }
+  auto slot = disk_ != nullptr ? disk_->find(hash, parent, tokens) : std::nullopt;
+  if (!slot) return false;
+  auto room = host_->take();
+  if (!room) return false;
+  slots_.push_back(std::move(*slot));
+  found_.push_back({.index = index, .is_read = false, .host = std::move(*room), .hash = hash, .parent = parent});
+  return true;
+}
+
+void PrefixLookup::read_files(Sequence& sequence) {
+  num_from_disk_ = 0;
+  if (slots_.empty()) return;
+  std::vector<BlockId> wanted;
+  for (const Found& found : found_)
+    if (!found.is_read) wanted.push_back(found.host.id());
+  const std::vector<DiskRead> outcomes = disk_->read(wanted, slots_);
+  while (!slots_.empty()) slots_.pop_back();  // the tail first
+  std::size_t num_kept = found_.size();       // before the first that is missing
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < found_.size(); ++i) {
+    Found& found = found_[i];
+    if (found.is_read) continue;
+    found.is_read = outcomes[next++] == DiskRead::kRead;
+    if (!found.is_read)
+      num_kept = std::min(num_kept, i);
+    else
+      host_->publish(found.host, found.hash, found.parent, tokens_of(sequence, found.index));
+    if (found.is_read && num_kept == found_.size()) ++num_from_disk_;
+  }
+  if (num_kept == found_.size()) return;
+  const Found& missing = found_[num_kept];
+  sequence.last_hash = missing.parent;
+  sequence.num_hashed_blocks = static_cast<std::int64_t>(missing.index);
+  while (sequence.blocks.size() > missing.index) sequence.blocks.pop_back();
+  while (found_.size() > num_kept) found_.pop_back();
 }
 
 void PrefixLookup::restore(Sequence& sequence) {

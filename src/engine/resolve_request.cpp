@@ -144,6 +144,9 @@ void check_options(const EngineOptions& options, const nn::ModelConfig& config) 
   if (options.num_host_blocks > 0 && !config.linear.layers.empty())
     fail(ErrorCode::kNotImplemented, "num_host_blocks is {}, and a {} model has linear attention, for which no prefix is kept",
          options.num_host_blocks, config.model_type);
+  if (options.num_disk_blocks < 0 || (options.num_disk_blocks > 0 && options.num_host_blocks == 0))
+    fail(ErrorCode::kInvalidArgument, "num_disk_blocks is {} with num_host_blocks {}: files hold what host memory has no room for",
+         options.num_disk_blocks, options.num_host_blocks);
   if (options.num_state_snapshots < 0)
     fail(ErrorCode::kInvalidArgument, "num_state_snapshots must not be negative, got {}", options.num_state_snapshots);
   if (options.max_queued_requests < 0)

@@ -43,11 +43,12 @@ bool has_adapter_room(const Sequence& sequence, std::span<Sequence* const> runni
 
 }  // namespace
 
-Scheduler::Scheduler(const SchedulerOptions& options, BlockPool& pool, HostBlocks* host)
+Scheduler::Scheduler(const SchedulerOptions& options, BlockPool& pool, HostBlocks* host, DiskBlocks* disk)
     : options_(options),
       pool_(pool),
       host_(host),
-      prefix_(pool, host),
+      disk_(disk),
+      prefix_(pool, host, disk),
       states_(options.max_num_seqs,
               options.enable_prefix_caching && options.enable_chunked_prefill ? options.num_state_snapshots.value_or(0) : 0,
               pool.block_size()) {
@@ -198,6 +199,7 @@ void Scheduler::plan_waiting(StepPlan& plan, std::int64_t& budget) {
     const std::int64_t count = states_.cut(sequence, sequence.num_tokens_computed, std::min(num_left, budget));
     waiting_.admit();
     const std::int64_t num_from_host = prefix_.num_in_host() * pool_.block_size();
+    const std::int64_t num_from_disk = prefix_.num_from_disk() * pool_.block_size();
     prefix_.restore(sequence);
     PRL_CHECK(try_grow(sequence, sequence.num_tokens_computed + count), "no room for an admitted sequence");
     num_reserved += pool_.num_blocks_for(sequence.num_tokens()) - static_cast<std::int64_t>(sequence.blocks.size());
@@ -210,6 +212,7 @@ void Scheduler::plan_waiting(StepPlan& plan, std::int64_t& budget) {
       stats_.num_prefix_query_tokens += sequence.num_tokens();
       stats_.num_prefix_hit_tokens += sequence.num_tokens_computed;
       stats_.num_host_hit_tokens += num_from_host;
+      stats_.num_disk_hit_tokens += num_from_disk;
     }
     if (const std::int64_t num_now = hold_back(plan, sequence, count); num_now > 0) {
       add_row(plan, sequence, num_now);
@@ -319,6 +322,7 @@ void Scheduler::reset_prefix_cache() {
   pool_.reset_cache();
   states_.clear();
   if (host_ != nullptr) host_->reset_cache();
+  if (disk_ != nullptr) disk_->reset_cache();
 }
 
 void Scheduler::give_up_copies() {
@@ -339,6 +343,7 @@ void Scheduler::give_up_copies() {
 void Scheduler::check_integrity() const {
   pool_.check_integrity();
   if (host_ != nullptr) host_->check_integrity();
+  if (disk_ != nullptr) disk_->check_integrity();
   waiting_.check_integrity();
   PRL_CHECK(std::is_sorted(running_.begin(), running_.end(), comes_before), "running sequences are out of order");
   PRL_CHECK(num_running() <= options_.max_num_seqs, "{} sequences run, limit {}", num_running(), options_.max_num_seqs);

@@ -31,7 +31,8 @@ struct SchedulerStats {
   std::int64_t num_preemptions = 0;
   std::int64_t num_prefix_query_tokens = 0;
   std::int64_t num_prefix_hit_tokens = 0;
-  std::int64_t num_host_hit_tokens = 0;  ///< of them those that were in host memory alone
+  std::int64_t num_host_hit_tokens = 0;  ///< of them those that were not on the device
+  std::int64_t num_disk_hit_tokens = 0;  ///< of these those that were in files alone
 };
 
 /// Decides what each step computes. Synchronous and single-threaded; sequences are borrowed and must be removed before
@@ -45,8 +46,8 @@ struct SchedulerStats {
 ///   5. each running sequence has a slot for its state, which no other has.
 class Scheduler {
  public:
-  /// `host`: what the pool saves its blocks to, if there is any.
-  Scheduler(const SchedulerOptions& options, BlockPool& pool, HostBlocks* host = nullptr);
+  /// `host`: what the pool saves its blocks to, if there is any; `disk`: the same of `host`.
+  Scheduler(const SchedulerOptions& options, BlockPool& pool, HostBlocks* host = nullptr, DiskBlocks* disk = nullptr);
 
   void add(Sequence& sequence);
   /// Takes the sequence out wherever it is and releases its blocks; its state becomes kFinished. No effect if it is already. Plans still
@@ -101,6 +102,7 @@ class Scheduler {
   SchedulerOptions options_;
   BlockPool& pool_;
   HostBlocks* host_;
+  DiskBlocks* disk_;
   PrefixLookup prefix_;
   std::vector<Sequence*> running_;
   SequenceStates states_;

@@ -29,6 +29,45 @@ std::size_t ShardedRunner::gathered_bytes(const EngineOptions& options, const nn
   return static_cast<std::size_t>(tokens * width) * size_of(compute);
 }
 
+/// Each device has files for its part of every block: a block is there if all its parts are.
+class ShardedRunner::Files final : public BlockFiles {
+ public:
+  explicit Files(ShardedRunner& owner) : owner_(owner) {}
+
+  bool write(const DiskCopy& copy) override {
+    std::vector<std::uint8_t> is_taken(owner_.runners_.size(), 0);
+    owner_.on_all([&](std::size_t rank) { is_taken[rank] = files_of(rank).write(copy) ? 1 : 0; });
+    return std::ranges::find(is_taken, 0) == is_taken.end();
+  }
+  std::vector<DiskRead> read(std::span<const DiskCopy> copies) override {
+    std::vector<std::vector<DiskRead>> parts(owner_.runners_.size());
+    owner_.on_all([&](std::size_t rank) { parts[rank] = files_of(rank).read(copies); });
+    std::vector<DiskRead> outcomes = parts.front();
+    for (const std::vector<DiskRead>& part : parts)
+      for (std::size_t i = 0; i < outcomes.size(); ++i) outcomes[i] = std::max(outcomes[i], part[i]);
+    return outcomes;
+  }
+  void forget() override {
+    for (std::size_t rank = 0; rank < owner_.runners_.size(); ++rank) files_of(rank).forget();
+  }
+  DiskStats stats() const override {
+    DiskStats all = files_of(0).stats();
+    for (std::size_t rank = 1; rank < owner_.runners_.size(); ++rank) {
+      const DiskStats part = files_of(rank).stats();
+      all.num_writes_queued = std::max(all.num_writes_queued, part.num_writes_queued);
+      all.num_not_queued += part.num_not_queued;
+      all.num_late += part.num_late;
+      all.num_damaged += part.num_damaged;
+      all.is_off = all.is_off || part.is_off;
+    }
+    return all;
+  }
+
+ private:
+  BlockFiles& files_of(std::size_t rank) const { return *owner_.runners_[rank]->block_files(); }
+  ShardedRunner& owner_;
+};
+
 ShardedRunner::ShardedRunner(const std::shared_ptr<DeviceRuntime>& first, const EngineOptions& options, nn::WeightsPtr weights) {
   const std::vector<std::shared_ptr<DeviceRuntime>> devices = devices_of(first, weights);
   group_ = ops::make_shard_group(devices, gathered_bytes(options, weights->config, weights->compute));
@@ -44,6 +83,7 @@ ShardedRunner::ShardedRunner(const std::shared_ptr<DeviceRuntime>& first, const 
                                                      RunnerShare{{group_.get(), static_cast<int>(rank)}, &sequences_}));
     outputs_.emplace_back(2);
   }
+  if (options.num_disk_blocks > 0) files_ = std::make_unique<Files>(*this);
   for (std::size_t rank = 1; rank < devices.size(); ++rank) threads_.emplace_back([this, rank] { serve(rank); });
 }
 

@@ -8,9 +8,12 @@
 #include <bit>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <string>
 
 #include "base/rng.hpp"
 #include "base/testing/eventually.hpp"
+#include "base/testing/temp_folder.hpp"
 #include "engine/adapter_set.hpp"
 #include "engine/engine.hpp"
 #include "engine/test_support.hpp"
@@ -185,6 +188,31 @@ TEST_P(SharedLayersTest, EachDeviceKeepsItsPartOfBlocksInHostMemory) {
   expect_same(run(*several), wanted);
   EXPECT_GT(several->stats().num_host_hit_tokens, 0);
   expect_same(several->update_weights(shared(8, 2, several->weights()), kPatience), one->update_weights(whole(8, 2), kPatience));
+  expect_same(run(*several), run(*one));
+}
+
+TEST_P(SharedLayersTest, EachDeviceKeepsItsPartOfBlocksInFiles) {
+  const prl::testing::TempFolder folder;
+  EngineOptions small = options();
+  small.num_blocks = 16;  // of one sequence
+  small.num_host_blocks = 12;
+  small.num_disk_blocks = 256;
+  small.disk_folder = folder.path();
+  small.disk_read_timeout = std::chrono::seconds(60);
+  const auto one = engine_of(whole(7, 1)), several = engine_of(shared(7, 1), small);
+  const auto wanted = run(*one);
+  for (int i = 0; i < 3; ++i) expect_same(run(*several), wanted);
+  EXPECT_GT(several->stats().num_disk_hit_tokens, 0);
+  EXPECT_EQ(several->stats().disk.num_damaged + several->stats().disk.num_late, 0);
+  expect_same(several->update_weights(shared(8, 2, several->weights()), kPatience), one->update_weights(whole(8, 2), kPatience));
+  expect_same(run(*several), run(*one));
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
+    std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);  // one device's part of many blocks
+    file.seekp(64);
+    const std::string noise(std::filesystem::file_size(entry.path()) / 2, 'x');
+    file << noise;
+    break;
+  }
   expect_same(run(*several), run(*one));
 }
 

@@ -1,6 +1,7 @@
 #include "launch/engine_host.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/log.hpp"
 #include "config/text_format.hpp"
@@ -19,14 +20,27 @@ std::filesystem::path image_name(const std::string& store, const std::string& ad
   return adapter.empty() ? std::filesystem::path(store) / step : std::filesystem::path(store) / adapter / step;
 }
 
-/// Blocks of `block_bytes`, on all devices together, that host memory has room for.
-std::int64_t num_host_blocks(const config::InferenceConfig& config, std::int64_t block_size, std::int64_t block_bytes) {
-  const std::int64_t num_bytes = kv_offload_bytes(config);
+/// Blocks of `block_bytes`, on all devices together, that `num_bytes` of host memory or of files have room for.
+std::int64_t num_blocks_of(std::string_view key, std::int64_t num_bytes, std::int64_t block_size, std::int64_t block_bytes) {
   if (num_bytes > 0 && num_bytes < block_bytes)
-    fail(ErrorCode::kInvalidArgument, "kv_cache_offload.cpu.num_bytes: wanted at least the {} bytes of a block of {} tokens, found {}",
-         block_bytes, block_size, num_bytes);
+    fail(ErrorCode::kInvalidArgument, "{}: wanted at least the {} bytes of a block of {} tokens, found {}", key, block_bytes, block_size,
+         num_bytes);
   // More would not fit into the numbers of blocks.
   return std::min<std::int64_t>(num_bytes / block_bytes, (std::int64_t{1} << 30) - 1);
+}
+
+/// What host memory and files have room for.
+void set_kv_offload(engine::EngineOptions& options, const config::InferenceConfig& config, std::int64_t block_bytes) {
+  // What is known of a block in a file takes host memory: with the small blocks of small models less of the disk is used.
+  constexpr std::int64_t kMostInFiles = std::int64_t{1} << 22;
+  options.num_host_blocks = num_blocks_of("kv_cache_offload.cpu.num_bytes", kv_offload_bytes(config), options.block_size, block_bytes);
+  const auto* native = config.kv_cache_offload ? std::get_if<config::NativeKvOffloadConfig>(&*config.kv_cache_offload) : nullptr;
+  if (native == nullptr || !native->disk) return;
+  const config::KvOffloadDiskConfig& disk = *native->disk;
+  options.num_disk_blocks =
+      std::min(num_blocks_of("kv_cache_offload.disk.num_bytes", disk.num_bytes, options.block_size, block_bytes), kMostInFiles);
+  options.disk_folder = disk.path.value_or("");
+  options.disk_read_timeout = std::chrono::milliseconds(std::max<std::int64_t>(1, std::llround(1000 * disk.read_timeout)));
 }
 
 }  // namespace
@@ -87,7 +101,7 @@ engine::EngineOptions engine_options(const config::InferenceConfig& config, cons
   options.num_threads = config.compute.num_threads;
   const DType dtype = compute_dtype(config.model.dtype, runtime.device().kind);
   const std::size_t per_block = nn::KvCache::bytes_per_block(nn::config_of_shard(model, config.parallel.tp), dtype, options.block_size);
-  options.num_host_blocks = num_host_blocks(config, options.block_size, static_cast<std::int64_t>(per_block) * config.parallel.tp);
+  set_kv_offload(options, config, static_cast<std::int64_t>(per_block) * config.parallel.tp);
   if (config.kv.num_blocks) {
     options.num_blocks = *config.kv.num_blocks;
     return options;
@@ -160,6 +174,8 @@ void EngineHost::start(const config::InferenceConfig& config, nn::WeightsPtr wei
             devices_.size() == 1 ? "" : fmt::format(" on {} devices that share the layers", devices_.size()),
             engine_->stats().num_blocks_total, options.block_size, options.max_num_seqs, options.max_model_len);
   if (options.num_host_blocks > 0) log::info("engine: {} more KV blocks in host memory", options.num_host_blocks);
+  if (options.num_disk_blocks > 0)
+    log::info("engine: {} more KV blocks in files below {}", options.num_disk_blocks, options.disk_folder.string());
 }
 
 std::vector<ops::OpContext*> EngineHost::contexts() const {

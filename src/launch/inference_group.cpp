@@ -26,6 +26,7 @@
 #include "launch/log_folder.hpp"
 #include "launch/model_setup.hpp"
 #include "launch/node_meeting.hpp"
+#include "launch/routing.hpp"
 #include "launch/run_identity.hpp"
 #include "launch/supervisor.hpp"
 #include "launch/visible_gpus.hpp"
@@ -214,9 +215,9 @@ int run_inference_group(const config::InferenceConfig& config, std::stop_token s
   client_options.timeout = to_ms(config.server.request_timeout);
   auto client = std::make_shared<net::HttpClient>(io.executor(), client_options);
   router::FleetOptions fleet_options;
+  if (const auto* wanted = config.router ? std::get_if<config::VllmRouterConfig>(&*config.router) : nullptr)
+    fleet_options.router = router_options(*wanted);
   fleet_options.router.max_waiting = static_cast<std::size_t>(config.server.max_queued_requests) * static_cast<std::size_t>(num_engines);
-  const auto* wanted = config.router ? std::get_if<config::VllmRouterConfig>(&*config.router) : nullptr;
-  if (wanted != nullptr && wanted->policy == config::RouterPolicy::kRoundRobin) fleet_options.router.spread = router::Spread::kTurns;
   auto fleet = std::make_shared<router::Fleet>(io.executor(), client, fleet_options);
   const std::string admin_key = config.server.admin_api_key.value_or(config.server.api_key.value_or(""));
   auto updater = std::make_shared<router::WeightUpdater>(fleet, client, router::WeightUpdaterOptions{.api_key = admin_key});

@@ -18,6 +18,7 @@
 #include "launch/orchestrator_setup.hpp"
 #include "launch/policy_sources.hpp"
 #include "launch/role_children.hpp"
+#include "launch/routing.hpp"
 #include "launch/run_folder.hpp"
 #include "launch/run_folders.hpp"
 #include "launch/run_identity.hpp"
@@ -138,7 +139,7 @@ int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_to
   const std::vector<std::string> admin = admin_roots(config.student.client);
   std::vector<std::string> roots;
   for (const std::string& url : config.student.client.base_url) roots.push_back(net::server_root(url));
-  auto engines = std::make_shared<router::Fleet>(io.executor(), client);
+  auto engines = std::make_shared<router::Fleet>(io.executor(), client, router::FleetOptions{.router = router_options(config.router)});
   auto updated = roots == admin ? engines : std::make_shared<router::Fleet>(io.executor(), client);
   auto updater = std::make_shared<router::WeightUpdater>(updated, client,
                                                          router::WeightUpdaterOptions{.api_key = admin_key ? admin_key

@@ -237,6 +237,29 @@ TEST_F(RoleOptions, HostMemoryHoldsAsManyBlocksAsFit) {
   }
 }
 
+TEST_F(RoleOptions, FilesHoldAsManyBlocksAsFit) {
+  const auto options_of = [&](const std::string& flags) {
+    config::RlConfig config =
+        load_rl("--compute.dtype float32 --inference.kv.block-size 8 --inference.kv-cache-offload.type native " + flags);
+    const auto runtime = make_runtime(config.inference->compute);
+    return engine_options(*config.inference, nn::load_model_config(folder_ / "model"), *runtime);
+  };
+  constexpr int kBlock = 2 * 8 * 16 * 4;
+  EXPECT_EQ(options_of("").num_disk_blocks, 0);
+  const std::string disk = "--inference.kv-cache-offload.disk.path /somewhere --inference.kv-cache-offload.disk.read-timeout 0.2 ";
+  const engine::EngineOptions options = options_of(fmt::format("{}--inference.kv-cache-offload.disk.num-bytes {}", disk, 7 * kBlock + 1));
+  EXPECT_EQ(options.num_disk_blocks, 7);
+  EXPECT_EQ(options.disk_folder, "/somewhere");
+  EXPECT_EQ(options.disk_read_timeout, std::chrono::milliseconds(200));
+  EXPECT_EQ(options_of(disk).num_disk_blocks, 1 << 22) << "what is known of them takes memory";
+  try {
+    (void)options_of(fmt::format("{}--inference.kv-cache-offload.disk.num-bytes {}", disk, kBlock - 1));
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("kv_cache_offload.disk.num_bytes"));
+  }
+}
+
 TEST_F(RoleOptions, FollowTheSectionOfTheRole) {
   const auto orchestrator = [&](const std::string& flags) { return load_rl(flags).orchestrator; };
   EXPECT_EQ(policy_text_name(orchestrator("--orchestrator.tokenizer.name elsewhere")), "elsewhere");

@@ -324,6 +324,8 @@ void Fleet::drain(const std::string& url) {
   fail(ErrorCode::kNotFound, "no engine {}; there are: {}", root, state_->describe_locked());
 }
 
+bool Fleet::wants_prefixes() const noexcept { return state_->options.router.spread == Spread::kPrefixes; }
+
 asio::awaitable<Lease> Fleet::acquire(RequestShape shape, net::TimePoint deadline) {
   const std::shared_ptr<State> state = state_;
   auto owner = std::make_unique<Lease::Owner>();
@@ -378,7 +380,9 @@ asio::awaitable<bool> Fleet::wait_ready(net::TimePoint deadline) {
 
 void Fleet::set_version(EngineId engine, PolicyVersion version) {
   std::lock_guard lock(state_->mutex);
-  if (const auto it = state_->engines.find(engine.value); it != state_->engines.end()) it->second.version = version;
+  const auto it = state_->engines.find(engine.value);
+  if (it == state_->engines.end()) return;
+  if (std::exchange(it->second.version, version) != version) state_->router.forget_prefixes(engine);  // computed with other weights
 }
 
 void Fleet::set_behind(EngineId id, const std::string& why) {

@@ -109,6 +109,8 @@ class Fleet {
   /// An engine leaves when what it runs has ended. Error{kNotFound} listing those that are there.
   void drain(const std::string& url);
 
+  /// RequestShape::prefixes are asked for.
+  bool wants_prefixes() const noexcept;
   /// Waits until an engine has room. Error{kOverloaded} when too many wait, {kDeadline} saying how the engines are.
   asio::awaitable<Lease> acquire(RequestShape shape, net::TimePoint deadline);
   /// True when an engine is ready, false when `deadline` passed first.

@@ -110,6 +110,68 @@ TEST_F(FleetTest, ASessionKeepsItsEngineAndALostEnginesRequestsGiveTheSameTokens
   wait_for(first, EngineState::kReady);
 }
 
+class PrefixFleetTest : public FleetTest {
+ protected:
+  static FleetOptions by_prefixes() {
+    FleetOptions options = testing::quick_fleet();
+    options.router.spread = Spread::kPrefixes;
+    return options;
+  }
+  PrefixFleetTest() : FleetTest(by_prefixes()) {}
+};
+
+TEST_F(PrefixFleetTest, PromptsFindTheirEngineUntilItHasOtherWeights) {
+  ScriptedEngine& first = add_engine();
+  ScriptedEngine& second = add_engine();
+  wait_for(first, EngineState::kReady);
+  wait_for(second, EngineState::kReady);
+  const auto client = make_routed_generate_client(fleet_, client_, {.model = "m"});
+  const auto ask = [&](std::int32_t first_token, std::int64_t seed) {
+    wire::GenerateRequest request;
+    request.prompt_ids.assign(64, first_token);
+    request.sampling.seed = static_cast<std::uint64_t>(seed);
+    return io_.run_blocking(client->generate(std::move(request), net::Clock::now() + kLong), kLong);
+  };
+  const wire::GenerateOutput calm = ask(1, 7);
+  ask(2, 8);
+  EXPECT_EQ(ask(1, 7).token_ids, calm.token_ids);
+  ask(1, 9);
+  EXPECT_EQ(first.seeds(), (std::vector<std::int64_t>{7, 7, 9}));
+  EXPECT_EQ(second.seeds(), std::vector<std::int64_t>{8});
+  EXPECT_GT(view_of(first).load.num_sent_bytes, 0);
+  apply(1);
+  EXPECT_EQ(view_of(first).load.num_sent_bytes, 0);
+  EXPECT_EQ(view_of(second).load.num_sent_bytes, 0);
+  EXPECT_EQ(ask(1, 7).token_ids, calm.token_ids);
+}
+
+TEST_F(PrefixFleetTest, BodiesOfClientsFindTheEngineOfTheirPrompt) {
+  ScriptedEngine& first = add_engine();
+  ScriptedEngine& second = add_engine();
+  wait_for(first, EngineState::kReady);
+  wait_for(second, EngineState::kReady);
+  RouterServerOptions options;
+  options.http.port = 0;
+  RouterServer server(options, fleet_, updater_, client_);
+  server.start();
+  const auto post = [&](const std::string& prompt, int seed) {
+    net::HttpCall call;
+    call.method = "POST";
+    call.url = fmt::format("http://127.0.0.1:{}/v1/completions", server.port());
+    call.body = fmt::format(R"({{"prompt":"{}","seed":{},"stream":true}})", prompt, seed);
+    call.deadline = net::Clock::now() + kLong;
+    EXPECT_TRUE(io_.run_blocking(client_->call(std::move(call)), kLong).is_ok());
+  };
+  const std::string a(300, 'a'), b(200, 'b');
+  post(a, 1);
+  post(b, 2);
+  post(a + " and more", 3);
+  post(b + " and more", 4);
+  EXPECT_EQ(first.seeds(), (std::vector<std::int64_t>{1, 3}));
+  EXPECT_EQ(second.seeds(), (std::vector<std::int64_t>{2, 4}));
+  server.stop(0ms);
+}
+
 class SilentEngineTest : public FleetTest {
  protected:
   SilentEngineTest() : FleetTest(testing::hasty_fleet(), 300ms) {}

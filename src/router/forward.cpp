@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/files.hpp"
 #include "net/deadline.hpp"
 #include "net/errors.hpp"
 #include "net/sse.hpp"
@@ -62,7 +63,26 @@ json::object* sampling_of(json::object& body, const std::string& path) {
 
 bool generates(const std::string& path) { return path != "/tokenize" && path != "/detokenize"; }
 
-Forwarded prepare(const net::HttpRequest& request, std::chrono::milliseconds timeout) {
+/// Of the prompt as the request's JSON has it: what comes first in the model's prompt comes first. Requests that differ in anything else
+/// may share it.
+PrefixHashes prefixes_of(const json::object& body) {
+  std::string prompt, space;
+  const auto append = [&body](std::string& text, const char* key) {
+    const json::value* value = body.if_contains(key);
+    if (value) text += text::to_json_text(*value);
+    return value != nullptr;
+  };
+  for (const char* key : {"model", "cache_salt"}) {
+    append(space, key);
+    space += '\n';
+  }
+  const bool has_tokens = append(prompt, "token_ids") || append(prompt, "tokens");
+  if (!has_tokens)
+    for (const char* key : {"tools", "instructions", "prompt", "messages", "input"}) append(prompt, key);
+  return hash_prefixes(prompt, hash_bytes(space));
+}
+
+Forwarded prepare(const net::HttpRequest& request, std::chrono::milliseconds timeout, bool wants_prefixes) {
   Forwarded out;
   out.path = request.path;
   out.deadline = net::Clock::now() + timeout;
@@ -85,6 +105,7 @@ Forwarded prepare(const net::HttpRequest& request, std::chrono::milliseconds tim
   if (const json::value* ids = object.if_contains("token_ids"); ids && ids->is_array())
     out.shape.num_prompt_tokens = static_cast<std::int64_t>(ids->get_array().size());
   if (generates(request.path)) {
+    if (wants_prefixes) out.shape.prefixes = prefixes_of(object);
     if (json::object* sampling = sampling_of(object, request.path)) {
       out.shape.max_new_tokens = integer_or(*sampling, "max_tokens", integer_or(*sampling, "max_completion_tokens", 0));
       const json::value* seed = sampling->if_contains("seed");
@@ -238,7 +259,7 @@ asio::awaitable<void> end_with_error(net::ResponseStream* out, Error error) {
 
 asio::awaitable<net::HttpResponse> forward(std::shared_ptr<Fleet> fleet, std::shared_ptr<net::HttpClient> client, net::HttpRequest http,
                                            std::chrono::milliseconds timeout) {
-  Forwarded request = prepare(http, timeout);
+  Forwarded request = prepare(http, timeout, fleet->wants_prefixes());
   net::ResponseStream* const out = http.stream;
   StreamReplay replay;
   for (int attempt = 0;; ++attempt) {

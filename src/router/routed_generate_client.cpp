@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/files.hpp"
 #include "base/log.hpp"
 #include "base/waiting.hpp"
 #include "env/http_generate_client.hpp"
@@ -62,6 +63,7 @@ class RoutedGenerateClient final : public env::GenerateClient {
     RequestShape shape{.session = request.session_id,
                        .num_prompt_tokens = static_cast<std::int64_t>(request.prompt_ids.size()),
                        .max_new_tokens = request.sampling.max_tokens.value_or(0)};
+    if (fleet_->wants_prefixes()) shape.prefixes = hash_prefixes(request.prompt_ids, hash_bytes(request.cache_salt));
     for (int attempt = 0;; ++attempt) {
       shape.is_replay = attempt > 0;
       auto acquiring = fleet_->acquire(shape, deadline);

@@ -1,7 +1,6 @@
 #include "router/router.hpp"
 
 #include <algorithm>
-#include <tuple>
 #include <utility>
 
 #include "base/error.hpp"
@@ -13,6 +12,19 @@ namespace {
 constexpr double kMeanWeight = 0.02;
 /// Replays stand before all places of arrival.
 constexpr std::int64_t kReplayLead = std::int64_t{1} << 62;
+
+/// `is_only`: there is no other engine; it has a queue of its own.
+bool has_room(const EngineLimits& limits, const EngineLoad& load, std::int64_t num_tokens, bool is_only) {
+  if (!load.is_ready) return false;
+  if (is_only || load.num_requests == 0) return true;
+  return (limits.max_requests == 0 || load.num_requests < limits.max_requests) &&
+         (limits.max_tokens == 0 || load.num_tokens + num_tokens <= limits.max_tokens);
+}
+
+bool is_half_empty(const EngineLimits& limits, const EngineLoad& load) {
+  return (limits.max_requests == 0 || 2 * load.num_requests < limits.max_requests) &&
+         (limits.max_tokens == 0 || 2 * load.num_tokens < limits.max_tokens);
+}
 
 /// In a line: replays first, then in order of arrival.
 std::int64_t place_of(std::int64_t ticket, bool is_replay) { return is_replay ? ticket - kReplayLead : ticket; }
@@ -49,7 +61,8 @@ void SessionHomes::forget_engine(std::int64_t engine) {
   });
 }
 
-Router::Router(RouterOptions options) : options_(options), homes_(options.max_sessions) {}
+Router::Router(RouterOptions options)
+    : options_(options), homes_(options.max_sessions), choice_(options.spread, options.prefixes, options.seed) {}
 
 Router::Engine& Router::engine(EngineId id) {
   const auto it = engines_.find(id.value);
@@ -65,9 +78,9 @@ const Router::Engine& Router::engine(EngineId id) const {
 
 EngineId Router::add_engine(EngineLimits limits, bool is_ready) {
   const EngineId id{next_engine_++};
-  Engine& added = engines_[id.value];
-  added.limits = limits;
+  Engine added{.limits = limits, .load = {}, .sent = SentPrefixes(options_.prefixes.max_bytes)};
   added.load.is_ready = is_ready;
+  engines_.emplace(id.value, std::move(added));
   return id;
 }
 
@@ -82,7 +95,10 @@ void Router::set_ready(EngineId id, bool is_ready) {
     fresh_.emplace(place, ticket);
   }
   homes_.forget_engine(id.value);
+  changed.sent.clear();
 }
+
+void Router::forget_prefixes(EngineId id) { engine(id).sent.clear(); }
 
 void Router::remove_engine(EngineId id) {
   set_ready(id, false);
@@ -96,19 +112,6 @@ std::int64_t Router::expected_tokens(const RequestShape& shape) const {
   return shape.num_prompt_tokens + num_new;
 }
 
-bool Router::has_room(const Engine& engine, std::int64_t num_tokens) const {
-  if (!engine.load.is_ready) return false;
-  if (engines_.size() == 1 || engine.load.num_requests == 0) return true;
-  const EngineLimits& limits = engine.limits;
-  return (limits.max_requests == 0 || engine.load.num_requests < limits.max_requests) &&
-         (limits.max_tokens == 0 || engine.load.num_tokens + num_tokens <= limits.max_tokens);
-}
-
-bool Router::Engine::is_half_empty() const noexcept {
-  return (limits.max_requests == 0 || 2 * load.num_requests < limits.max_requests) &&
-         (limits.max_tokens == 0 || 2 * load.num_tokens < limits.max_tokens);
-}
-
 bool Router::has_ready_engine() const noexcept {
   return std::any_of(engines_.begin(), engines_.end(), [](const auto& entry) { return entry.second.load.is_ready; });
 }
@@ -116,6 +119,10 @@ bool Router::has_ready_engine() const noexcept {
 void Router::enqueue(std::int64_t ticket) {
   Request& request = requests_.at(ticket);
   request.waits_for = homes_.find(request.shape.session);
+  if (options_.spread == Spread::kPrefixes) {
+    const std::vector<EngineChoice::Candidate> ready = ready_engines();
+    request.waits_for = choice_.is_imbalanced(ready) ? std::nullopt : choice_.with_prefix(ready, request.shape.prefixes, request.waits_for);
+  }
   if (request.shape.failed_on && request.waits_for == request.shape.failed_on->value) request.waits_for.reset();
   Queue& queue = request.waits_for ? engines_.at(*request.waits_for).waiting : fresh_;
   queue.emplace(place_of(ticket, request.shape.is_replay), ticket);
@@ -166,39 +173,46 @@ void Router::assign(std::int64_t ticket, std::int64_t engine, std::vector<Assign
   const bool is_home = has_home && *request.waits_for == engine;
   request.num_tokens = expected_tokens(request.shape);
   request.engine = engine;
-  EngineLoad& load = engines_.at(engine).load;
-  ++load.num_requests;
-  load.num_tokens += request.num_tokens;
-  last_turn_ = engine;
-  if (options_.spread == Spread::kSessions) homes_.set(request.shape.session, engine);
+  Engine& chosen = engines_.at(engine);
+  ++chosen.load.num_requests;
+  chosen.load.num_tokens += request.num_tokens;
+  choice_.note(engine);
+  if (options_.spread == Spread::kSessions || options_.spread == Spread::kPrefixes) homes_.set(request.shape.session, engine);
+  if (options_.spread == Spread::kPrefixes) chosen.sent.add(std::exchange(request.shape.prefixes, {}));
   ++counts_.num_assigned;
   if (is_home) ++counts_.num_at_home;
   if (has_home && !is_home) ++counts_.num_moved;
   plan.push_back({TicketId{ticket}, EngineId{engine}, has_home && !is_home});
 }
 
-std::optional<std::int64_t> Router::choose(const RequestShape& shape, bool must_be_half_empty) const {
+std::vector<EngineChoice::Candidate> Router::ready_engines() const {
+  std::vector<EngineChoice::Candidate> ready;
+  for (const auto& [id, engine] : engines_)
+    if (engine.load.is_ready) ready.push_back({id, &engine.load, &engine.sent});
+  return ready;
+}
+
+std::optional<std::int64_t> Router::choose(const RequestShape& shape, bool must_be_half_empty) {
   const std::int64_t num_tokens = expected_tokens(shape);
-  const std::pair<const std::int64_t, Engine>* best = nullptr;
-  const bool takes_turns = options_.spread == Spread::kTurns;
-  const auto rank = [&](const auto& entry) {
-    const EngineLoad& load = entry.second.load;
-    const bool has_failed = shape.failed_on && shape.failed_on->value == entry.first;
-    return takes_turns ? std::tuple(has_failed, std::int64_t{entry.first <= last_turn_}, entry.first)
-                       : std::tuple(has_failed, load.num_tokens, load.num_requests);
-  };
-  for (const auto& entry : engines_)
-    if (has_room(entry.second, num_tokens) && (!must_be_half_empty || entry.second.is_half_empty()) && (!best || rank(entry) < rank(*best)))
-      best = &entry;
-  if (!best) return std::nullopt;
-  return best->first;
+  const std::vector<EngineChoice::Candidate> ready = ready_engines();
+  std::vector<EngineChoice::Candidate> candidates;
+  for (const EngineChoice::Candidate& candidate : ready) {
+    const Engine& engine = engines_.at(candidate.id);
+    if (has_room(engine.limits, engine.load, num_tokens, engines_.size() == 1) &&
+        (!must_be_half_empty || is_half_empty(engine.limits, engine.load)))
+      candidates.push_back(candidate);
+  }
+  if (candidates.size() > 1 && shape.failed_on)
+    std::erase_if(candidates, [&](const auto& candidate) { return candidate.id == shape.failed_on->value; });
+  if (candidates.empty()) return std::nullopt;
+  return choice_.choose(candidates, ready, shape.prefixes, homes_.find(shape.session));
 }
 
 void Router::plan_at_home(std::vector<Assignment>& plan) {
   for (auto& [id, engine] : engines_)
     while (!engine.waiting.empty()) {
       const std::int64_t ticket = engine.waiting.begin()->second;
-      if (!has_room(engine, expected_tokens(requests_.at(ticket).shape))) break;
+      if (!has_room(engine.limits, engine.load, expected_tokens(requests_.at(ticket).shape), engines_.size() == 1)) break;
       assign(ticket, id, plan);
     }
 }
@@ -216,7 +230,7 @@ std::optional<std::int64_t> Router::cheapest_to_move(bool from_long_lines) const
   std::optional<std::int64_t> cheapest;
   const auto num_prompt_tokens = [this](std::int64_t ticket) { return requests_.at(ticket).shape.num_prompt_tokens; };
   for (const auto& [id, engine] : engines_) {
-    if (engine.waiting.empty() || (from_long_lines && !engine.has_long_line())) continue;
+    if (engine.waiting.empty() || (from_long_lines && 2 * std::ssize(engine.waiting) <= engine.load.num_requests)) continue;
     const std::int64_t first = engine.waiting.begin()->second;
     if (!cheapest || num_prompt_tokens(first) < num_prompt_tokens(*cheapest)) cheapest = first;
   }
@@ -241,6 +255,10 @@ std::vector<Assignment> Router::plan() {
   return plan;
 }
 
-EngineLoad Router::load(EngineId id) const { return engine(id).load; }
+EngineLoad Router::load(EngineId id) const {
+  EngineLoad load = engine(id).load;
+  load.num_sent_bytes = engine(id).sent.num_bytes();
+  return load;
+}
 
 }  // namespace prl::router

@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "base/ids.hpp"
+#include "router/engine_choice.hpp"
+#include "router/sent_prefixes.hpp"
 
 namespace prl::router {
 
@@ -25,14 +27,10 @@ struct EngineLimits {
   bool operator==(const EngineLimits&) const = default;
 };
 
-/// Which engine a request goes to, of those with room.
-enum class Spread {
-  kSessions,  ///< rules 1 to 3 of Router
-  kTurns,     ///< the next in turn, whatever its session
-};
-
 struct RouterOptions {
   Spread spread = Spread::kSessions;
+  PrefixSpread prefixes = {};
+  std::uint64_t seed = 0;             ///< of the engines that are drawn: equal requests at equal moments give equal engines
   std::size_t max_waiting = 65536;    ///< requests that may wait for room
   std::size_t max_sessions = 262144;  ///< whose engine is remembered; the one used longest ago is forgotten first
 };
@@ -42,7 +40,8 @@ struct RequestShape {
   std::string session;  ///< requests of one session share a prefix; empty: none
   std::int64_t num_prompt_tokens = 0;
   std::int64_t max_new_tokens = 0;
-  bool is_replay = false;  ///< was in flight on an engine that was lost: goes before the others
+  PrefixHashes prefixes = {};  ///< of the prompt; only Spread::kPrefixes asks for them
+  bool is_replay = false;      ///< was in flight on an engine that was lost: goes before the others
   /// The engine that failed the request: it is given it again only while no other has room. An engine that fails at once has always the
   /// fewest tokens in flight, and would else get every repetition.
   std::optional<EngineId> failed_on = {};
@@ -51,19 +50,12 @@ struct RequestShape {
 struct Assignment {
   TicketId ticket;
   EngineId engine;
-  bool has_moved = false;  ///< the session's prefix is on another engine
-};
-
-struct EngineLoad {
-  std::int64_t num_requests = 0;  ///< in flight
-  std::int64_t num_tokens = 0;    ///< that these are expected to hold in the end
-  std::int64_t num_finished = 0;
-  bool is_ready = false;
+  bool has_moved = false;  ///< its prefix is on another engine
 };
 
 struct RouterCounts {
   std::int64_t num_assigned = 0;
-  std::int64_t num_at_home = 0;  ///< to the engine that has the session's prefix
+  std::int64_t num_at_home = 0;  ///< to the engine that has the session's prefix, or the prompt's
   std::int64_t num_moved = 0;    ///< away from it, since it had no room
 };
 
@@ -94,7 +86,10 @@ class SessionHomes {
 ///      moves to another engine when that is less than half full, or when more wait for its own than half of what that runs; of those first
 ///      in line the one with the shortest prompt, which is the cheapest to compute again. So no engine is idle while another queues.
 /// A single engine is given all requests at once: it has a queue of its own.
-/// With Spread::kTurns no session has an engine, and in place of the fewest tokens it is the next engine's turn.
+/// With Spread::kTurns, kRandom and kTwoChoices no session has an engine, and rule 2 takes another of the engines with room.
+/// With Spread::kPrefixes the engine of rule 1 is that which was sent the longest part of the request's prompt before, of several the one
+/// with its session; if no engine was sent enough of it, its session's; and rule 2 takes the engine that was sent the least text. While
+/// engines differ too much in requests in flight, a request goes to the one with the fewest.
 ///
 /// Every ticket is assigned at most once and ends by finish() or cancel(). Engines may come and go between any two calls.
 class Router {
@@ -105,6 +100,8 @@ class Router {
   void set_limits(EngineId engine, EngineLimits limits);
   /// An engine that is not ready gets no requests, and its sessions go to others; what it runs stays its own until it ends.
   void set_ready(EngineId engine, bool is_ready);
+  /// What the engine has computed is of no more use, as after a change of its weights.
+  void forget_prefixes(EngineId engine);
   /// Forgets an engine. Error{kInternal} while it has requests.
   void remove_engine(EngineId engine);
 
@@ -120,7 +117,6 @@ class Router {
   EngineLoad load(EngineId engine) const;
   const RouterCounts& counts() const noexcept { return counts_; }
   std::size_t num_waiting() const noexcept { return num_waiting_; }
-  bool has_engine(EngineId engine) const noexcept { return engines_.contains(engine.value); }
   /// An engine is ready, whether it has room or not.
   bool has_ready_engine() const noexcept;
 
@@ -135,23 +131,22 @@ class Router {
   struct Engine {
     EngineLimits limits;
     EngineLoad load;
-    Queue waiting;  ///< requests whose prefix is here
-    bool is_half_empty() const noexcept;
-    bool has_long_line() const noexcept { return 2 * static_cast<std::int64_t>(waiting.size()) > load.num_requests; }
+    SentPrefixes sent;
+    Queue waiting = {};  ///< requests whose prefix is here
   };
 
   Engine& engine(EngineId id);
   const Engine& engine(EngineId id) const;
   std::int64_t expected_tokens(const RequestShape& shape) const;
-  bool has_room(const Engine& engine, std::int64_t num_tokens) const;
   void enqueue(std::int64_t ticket);
   void dequeue(std::int64_t ticket);
   void assign(std::int64_t ticket, std::int64_t engine, std::vector<Assignment>& plan);
   void plan_at_home(std::vector<Assignment>& plan);
   void plan_fresh(std::vector<Assignment>& plan);
   void plan_moves(std::vector<Assignment>& plan);
-  /// Of the engines with room the one with the fewest tokens in flight, or whose turn it is.
-  std::optional<std::int64_t> choose(const RequestShape& shape, bool must_be_half_empty) const;
+  std::vector<EngineChoice::Candidate> ready_engines() const;
+  /// Of the engines with room the one that Spread says.
+  std::optional<std::int64_t> choose(const RequestShape& shape, bool must_be_half_empty);
   /// The first in a line with the shortest prompt, among all lines or the long ones alone.
   std::optional<std::int64_t> cheapest_to_move(bool from_long_lines) const;
 
@@ -161,9 +156,9 @@ class Router {
   Queue fresh_;
   std::size_t num_waiting_ = 0;
   SessionHomes homes_;
+  EngineChoice choice_;
   double mean_new_tokens_ = 0;  ///< of requests that finished; 0 before the first
   std::int64_t next_engine_ = 0;
-  std::int64_t last_turn_ = -1;  ///< engine that was given the newest request
   std::int64_t next_ticket_ = 0;
   RouterCounts counts_;
 };

@@ -59,6 +59,7 @@ json::object engine_json(const EngineView& engine) {
                    {"num_lost", engine.num_lost}};
   if (engine.limits.max_requests > 0) out["max_requests"] = engine.limits.max_requests;
   if (engine.limits.max_tokens > 0) out["max_tokens"] = engine.limits.max_tokens;
+  if (engine.load.num_sent_bytes > 0) out["tree_size"] = engine.load.num_sent_bytes;
   if (engine.version) out["policy_version"] = engine.version->value;
   if (!engine.problem.empty()) out["problem"] = engine.problem;
   return out;
@@ -167,7 +168,7 @@ std::string metrics_page(const Context& context) {
   const FleetCounts counts = context->fleet->counts();
   one("prl_router:requests_waiting", "gauge", "Requests that wait for an engine with room.", counts.num_waiting);
   one("prl_router:requests_assigned_total", "counter", "Requests given to engines.", counts.router.num_assigned);
-  one("prl_router:requests_at_home_total", "counter", "Requests given to the engine that has their session's prefix.",
+  one("prl_router:requests_at_home_total", "counter", "Requests given to the engine that has their session's prefix, or their prompt's.",
       counts.router.num_at_home);
   one("prl_router:requests_moved_total", "counter", "Requests given to another engine than that.", counts.router.num_moved);
   one("prl_router:requests_replayed_total", "counter", "Requests that started again because their engine was lost.", counts.num_replayed);
@@ -182,6 +183,8 @@ std::string metrics_page(const Context& context) {
   each("prl_router:engine_requests", "gauge", "Requests in flight.", [](const EngineView& e) { return e.load.num_requests; });
   each("prl_router:engine_tokens", "gauge", "Tokens that the requests in flight are expected to hold.",
        [](const EngineView& e) { return e.load.num_tokens; });
+  each("prl_router:engine_tree_size", "gauge", "Bytes of prompts that cache_aware remembers as sent to the engine.",
+       [](const EngineView& e) { return e.load.num_sent_bytes; });
   each("prl_router:engine_finished_total", "counter", "Requests that ended well.", [](const EngineView& e) { return e.load.num_finished; });
   each("prl_router:engine_policy_version", "gauge", "Version that the engine has proven, -1 if none.",
        [](const EngineView& e) { return e.version ? e.version->value : -1; });

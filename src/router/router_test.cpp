@@ -2,7 +2,9 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <stdexcept>
+#include <string>
 
 namespace prl::router {
 namespace {
@@ -98,6 +100,153 @@ TEST(Router, EnginesTakeTurnsWhateverTheirLoadIfThatIsWanted) {
   EXPECT_THAT(engines_of(router.plan()), ElementsAre(0)) << "the second is full, the third failed it";
   EXPECT_EQ(router.load(first).num_requests, 5);
   EXPECT_EQ(router.load(second).num_requests, 1);
+}
+
+std::vector<std::int64_t> drawn_engines(std::uint64_t seed, int count) {
+  Router router({.spread = Spread::kRandom, .seed = seed});
+  for (int i = 0; i < 4; ++i) router.add_engine({.max_requests = i == 1 ? 1 : 8}, i != 2);
+  submit(router, "");
+  while (router.load(EngineId{1}).num_requests == 0) {
+    router.plan();
+    submit(router, "");
+  }
+  std::vector<std::int64_t> engines;
+  for (int i = 0; i < count; ++i) {
+    const auto plan = router.plan();
+    for (const Assignment& assignment : plan) {
+      engines.push_back(assignment.engine.value);
+      router.finish(assignment.ticket, 1);
+    }
+    submit(router, "same");
+  }
+  return engines;
+}
+
+TEST(Router, EnginesAreDrawnEvenlyFromThoseWithRoomAndAgainInTheSameOrder) {
+  const auto engines = drawn_engines(1, 4000);
+  ASSERT_THAT(engines, SizeIs(::testing::Ge(3990u)));
+  const auto count = [&](std::int64_t engine) { return std::count(engines.begin(), engines.end(), engine); };
+  EXPECT_EQ(count(1), 0) << "full";
+  EXPECT_EQ(count(2), 0) << "not ready";
+  EXPECT_NEAR(static_cast<double>(count(0)), 2000, 160) << "five standard deviations";
+  EXPECT_EQ(drawn_engines(1, 4000), engines);
+  EXPECT_NE(drawn_engines(2, 4000), engines);
+}
+
+TEST(Router, OfTwoDrawnEnginesTheLessBusyGetsTheRequest) {
+  Router router({.spread = Spread::kTwoChoices});
+  const EngineId busy = router.add_engine({}, true);
+  const EngineId other = router.add_engine({}, false);
+  for (int i = 0; i < 3; ++i) submit(router, "a");
+  ASSERT_THAT(engines_of(router.plan()), ElementsAre(0, 0, 0));
+  router.set_ready(other, true);
+  submit(router, "a");
+  EXPECT_THAT(engines_of(router.plan()), ElementsAre(1)) << "both are drawn";
+  const EngineId third = router.add_engine({}, true);
+  std::vector<std::int64_t> taken;
+  for (int i = 0; i < 64; ++i) {
+    submit(router, "a");
+    for (const Assignment& assignment : router.plan()) {
+      taken.push_back(assignment.engine.value);
+      router.finish(assignment.ticket, 1);
+    }
+  }
+  EXPECT_THAT(taken, ::testing::Not(::testing::Contains(busy.value))) << "whichever was drawn beside it is less busy";
+  EXPECT_THAT(taken, ::testing::AllOf(::testing::Contains(other.value), ::testing::Contains(third.value)));
+  ASSERT_TRUE(router.submit({.session = "a", .is_replay = true, .failed_on = third}));
+  EXPECT_THAT(router.plan().front().engine, ::testing::Ne(third)) << "it failed the request";
+}
+
+/// A prompt of so many parts of a conversation.
+PrefixHashes prompt(std::uint64_t conversation, std::size_t num_parts) {
+  PrefixHashes parts;
+  for (std::size_t i = 0; i < num_parts; ++i) parts.push_back(1000 * conversation + i);
+  return parts;
+}
+
+class PrefixRouterTest : public ::testing::Test {
+ protected:
+  explicit PrefixRouterTest(PrefixSpread prefixes = {.threshold = 0.5, .max_difference = 4, .max_ratio = 2})
+      : router_({.spread = Spread::kPrefixes, .prefixes = prefixes}) {
+    for (int i = 0; i < 3; ++i) router_.add_engine({.max_requests = 8}, true);
+  }
+  Assignment send(PrefixHashes parts, const std::string& session = {}, std::optional<EngineId> failed_on = {}) {
+    if (!router_.submit({.session = session, .prefixes = std::move(parts), .is_replay = failed_on.has_value(), .failed_on = failed_on}))
+      throw std::runtime_error("the queue is full");
+    const auto plan = router_.plan();
+    if (plan.size() != 1) throw std::runtime_error("the request waits");
+    return plan.front();
+  }
+  std::int64_t engine_for(PrefixHashes parts, const std::string& session = {}) {
+    const Assignment assignment = send(std::move(parts), session);
+    router_.finish(assignment.ticket, 1);
+    return assignment.engine.value;
+  }
+  Router router_;
+};
+
+TEST_F(PrefixRouterTest, TheEngineWithTheLongestPrefixOrElseTheOneThatWasSentLeast) {
+  EXPECT_EQ(engine_for(prompt(1, 10)), 0);
+  EXPECT_EQ(engine_for(prompt(2, 4)), 1);
+  EXPECT_EQ(engine_for(prompt(3, 6)), 2);
+  EXPECT_EQ(engine_for(prompt(1, 12)), 0) << "ten parts of twelve";
+  EXPECT_EQ(engine_for(prompt(2, 8)), 1) << "half is not more than half: the smallest tree, which happens to be there";
+  EXPECT_EQ(engine_for(prompt(4, 1)), 2);
+  EXPECT_EQ(router_.load(EngineId{2}).num_sent_bytes, static_cast<std::int64_t>(7 * kPrefixBytes));
+  EXPECT_EQ(engine_for(prompt(1, 24)), 2) << "half of it is on the first, and the third was sent least";
+  EXPECT_EQ(engine_for(prompt(1, 12)), 0) << "both were sent all: the first of equals";
+  EXPECT_EQ(engine_for(prompt(1, 24)), 2) << "the longest";
+  EXPECT_EQ(engine_for({}), 1) << "no prompt, such as /tokenize";
+}
+
+TEST_F(PrefixRouterTest, ASessionsEngineCountsWherePromptsDoNotTell) {
+  EXPECT_EQ(engine_for(prompt(1, 4), "a"), 0);
+  EXPECT_EQ(engine_for(prompt(1, 20), "a"), 0) << "a long reply lies between: its cache is there";
+  EXPECT_EQ(engine_for(prompt(9, 40)), 1);
+  router_.forget_prefixes(EngineId{0});
+  EXPECT_EQ(router_.load(EngineId{0}).num_sent_bytes, 0);
+  EXPECT_EQ(engine_for(prompt(1, 20), "a"), 0);
+  // Rollouts of one prompt: each goes on where it was.
+  for (const std::string session : {"x", "y"}) {
+    const EngineId engine{session == "x" ? 1 : 2};
+    for (int i = 0; i < 3; ++i) router_.set_ready(EngineId{i}, i == engine.value);
+    EXPECT_EQ(engine_for(prompt(5, 8), session), engine.value);
+    router_.set_ready(EngineId{1}, true);
+  }
+  router_.set_ready(EngineId{0}, true);
+  EXPECT_EQ(engine_for(prompt(5, 8), "y"), 2);
+}
+
+TEST_F(PrefixRouterTest, WhereEnginesDifferTooMuchTheLeastBusyGetsTheNext) {
+  std::vector<std::int64_t> engines;
+  for (int i = 0; i < 7; ++i) engines.push_back(send(prompt(1, 10)).engine.value);
+  EXPECT_THAT(engines, ElementsAre(0, 0, 0, 0, 0, 1, 2)) << "five and none differ by more than four, five and one do not, but one has none";
+  EXPECT_EQ(send(prompt(1, 10)).engine.value, 1) << "three engines have it: of these the least busy";
+}
+
+TEST_F(PrefixRouterTest, FullLostAndFailingEnginesAreLeftOut) {
+  EXPECT_EQ(engine_for(prompt(1, 10)), 0);
+  EXPECT_EQ(send(prompt(1, 10), "", EngineId{0}).engine.value, 1) << "it failed the request there";
+  router_.set_limits(EngineId{0}, {.max_requests = 1});
+  EXPECT_EQ(send(prompt(1, 10), "").engine.value, 0);
+  const Assignment moved = send(prompt(1, 10));
+  EXPECT_EQ(moved.engine.value, 1) << "it is full, and another that has the prefix is half empty";
+  EXPECT_EQ(router_.num_waiting(), 0u);
+  router_.set_ready(EngineId{1}, false);
+  EXPECT_EQ(router_.load(EngineId{1}).num_sent_bytes, 0) << "its cache is gone";
+  router_.set_ready(EngineId{1}, true);
+  EXPECT_EQ(engine_for(prompt(2, 3)), 2) << "neither was sent anything since, and it is the less busy";
+  EXPECT_EQ(engine_for(prompt(3, 3)), 1);
+}
+
+class SmallTreesTest : public PrefixRouterTest {
+ protected:
+  SmallTreesTest() : PrefixRouterTest({.max_bytes = 16 * kPrefixBytes}) {}
+};
+
+TEST_F(SmallTreesTest, TreesAreBounded) {
+  for (std::uint64_t i = 0; i < 100; ++i) engine_for(prompt(i, 10));
+  for (int i = 0; i < 3; ++i) EXPECT_LE(router_.load(EngineId{i}).num_sent_bytes, static_cast<std::int64_t>(16 * kPrefixBytes));
 }
 
 TEST(Router, WhatFitsNowhereWaitsAndGoesHomeFirst) {
@@ -202,7 +351,6 @@ TEST(Router, ALostEnginesRequestsGoElsewhereAndFirst) {
   EXPECT_EQ(plan.front().ticket, *replay);
   EXPECT_FALSE(plan.front().has_moved) << "its prefix is lost, it has not moved away from it";
   router.remove_engine(lost);
-  EXPECT_FALSE(router.has_engine(lost));
   // Alone, the other takes all that is there.
   EXPECT_THAT(router.plan(), SizeIs(2));
 }

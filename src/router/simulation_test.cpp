@@ -45,13 +45,21 @@ std::vector<Session> make_sessions(std::size_t count, std::uint64_t seed) {
   return sessions;
 }
 
+/// All conversations begin with the same 128 tokens.
+PrefixHashes prompt_of(std::size_t session, const Turn& turn) {
+  PrefixHashes parts(static_cast<std::size_t>(turn.num_prompt_tokens / 16));
+  for (std::size_t i = 0; i < parts.size(); ++i) parts[i] = i < 8 ? i : 100'000 * (session + 1) + i;
+  return parts;
+}
+
 struct SimulationOptions {
   int num_engines = 1;
   std::int64_t num_seats = 16;              ///< of each engine
   std::int64_t num_cache_tokens = 0;        ///< of each engine; 0: as many as there are
   std::int64_t max_tokens = 0;              ///< told to the router
   std::size_t num_concurrent_sessions = 0;  ///< that play at one time
-  double failure_seconds = 0;               ///< an engine is lost so often, and comes back after as long; 0: never
+  Spread spread = Spread::kSessions;
+  double failure_seconds = 0;  ///< an engine is lost so often, and comes back after as long; 0: never
 };
 
 struct Outcome {
@@ -68,7 +76,11 @@ struct Outcome {
 class Simulation {
  public:
   Simulation(SimulationOptions options, const std::vector<Session>& sessions)
-      : options_(options), sessions_(sessions), next_turn_(sessions.size()), caches_(static_cast<std::size_t>(options.num_engines)) {
+      : options_(options),
+        sessions_(sessions),
+        next_turn_(sessions.size()),
+        caches_(static_cast<std::size_t>(options.num_engines)),
+        router_({.spread = options.spread}) {
     for (int i = 0; i < options.num_engines; ++i)
       router_.add_engine({.max_requests = options.num_seats, .max_tokens = options.max_tokens}, true);
   }
@@ -118,8 +130,11 @@ class Simulation {
 
   void submit(std::size_t session, bool is_replay) {
     const Turn& turn = sessions_[session][next_turn_[session]];
-    const auto ticket = router_.submit(
-        {.session = std::to_string(session), .num_prompt_tokens = turn.num_prompt_tokens, .max_new_tokens = 4096, .is_replay = is_replay});
+    const auto ticket = router_.submit({.session = options_.spread == Spread::kPrefixes ? "" : std::to_string(session),
+                                        .num_prompt_tokens = turn.num_prompt_tokens,
+                                        .max_new_tokens = 4096,
+                                        .prefixes = options_.spread == Spread::kPrefixes ? prompt_of(session, turn) : PrefixHashes(),
+                                        .is_replay = is_replay});
     ASSERT_TRUE(ticket.has_value());
     waiting_[ticket->value] = session;
   }
@@ -230,6 +245,28 @@ void print(const char* what, const Outcome& outcome) {
               100 * outcome.hit_rate(), outcome.seconds, outcome.busy_seconds, static_cast<long long>(outcome.num_turns),
               static_cast<long long>(outcome.num_replays));
 }
+
+class SpreadSimulation : public ::testing::TestWithParam<Spread> {};
+
+/// Conversations whose router knows no sessions where prompts tell the same.
+TEST_P(SpreadSimulation, CachesAreFoundByPromptsAndNoEngineIsIdleWhileARequestWaits) {
+  const std::vector<Session> sessions = make_sessions(4'000, 11);
+  SimulationOptions options{.num_engines = 16, .num_seats = 16, .num_cache_tokens = 16 * 16'000, .num_concurrent_sessions = 300};
+  const Outcome by_session = Simulation(options, sessions).run();
+  options.spread = GetParam();
+  const Outcome outcome = Simulation(options, sessions).run();
+  print(::testing::PrintToString(static_cast<int>(GetParam())).c_str(), outcome);
+  print("by sessions", by_session);
+  EXPECT_EQ(outcome.num_turns, num_turns(sessions));
+  EXPECT_EQ(outcome.num_idle_while_waiting, 0);
+  if (GetParam() == Spread::kPrefixes)
+    EXPECT_GE(outcome.hit_rate(), 0.97 * by_session.hit_rate());
+  else
+    EXPECT_LE(outcome.hit_rate(), 0.5 * by_session.hit_rate()) << "it knows neither sessions nor prompts";
+}
+
+INSTANTIATE_TEST_SUITE_P(Policies, SpreadSimulation,
+                         ::testing::Values(Spread::kTurns, Spread::kRandom, Spread::kTwoChoices, Spread::kPrefixes));
 
 class RouterSimulation : public ::testing::TestWithParam<std::size_t> {};
 

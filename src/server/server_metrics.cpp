@@ -55,12 +55,25 @@ void write_host_blocks(std::string& out, const engine::EngineStats& stats, std::
     write_head(out, name, type, help);
     out += fmt::format("{}{{{}}} {}\n", name, labels, value);
   };
-  one("vllm:external_prefix_cache_hits_total", "counter", "Of vllm:prefix_cache_hits_total the tokens that were in host memory alone.",
+  one("vllm:external_prefix_cache_hits_total", "counter", "Of vllm:prefix_cache_hits_total the tokens that were not on the device.",
       stats.num_host_hit_tokens);
   one("prl:kv_host_blocks", "gauge", "KV blocks that host memory has room for.", stats.num_host_blocks_total);
   one("prl:kv_host_blocks_used", "gauge", "KV blocks in host memory that can be found.", stats.num_host_blocks_used);
   one("prl:kv_blocks_saved_total", "counter", "KV blocks copied to host memory.", stats.num_blocks_saved);
   one("prl:kv_blocks_restored_total", "counter", "KV blocks copied back to the device.", stats.num_blocks_restored);
+  if (stats.num_disk_blocks_total == 0) return;
+  one("prl:kv_disk_hits_total", "counter", "Of vllm:external_prefix_cache_hits_total the tokens that were in files alone.",
+      stats.num_disk_hit_tokens);
+  one("prl:kv_disk_blocks", "gauge", "KV blocks that files have room for.", stats.num_disk_blocks_total);
+  one("prl:kv_disk_blocks_used", "gauge", "KV blocks in files that can be found.", stats.num_disk_blocks_used);
+  one("prl:kv_disk_off", "gauge", "1 once the disk has refused a write: files are used no more.", stats.disk.is_off ? 1 : 0);
+  one("prl:kv_disk_writes_queued", "gauge", "KV blocks that wait to be written.", stats.disk.num_writes_queued);
+  one("prl:kv_disk_written_total", "counter", "KV blocks written to files.", stats.disk.num_written);
+  one("prl:kv_disk_read_total", "counter", "KV blocks read back.", stats.disk.num_read);
+  one("prl:kv_disk_not_queued_total", "counter", "KV blocks that were dropped since too many waited to be written.",
+      stats.disk.num_not_queued);
+  one("prl:kv_disk_late_total", "counter", "KV blocks not read in time.", stats.disk.num_late);
+  one("prl:kv_disk_damaged_total", "counter", "KV blocks that were not what had been written.", stats.disk.num_damaged);
 }
 
 }  // namespace

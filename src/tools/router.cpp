@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "base/log.hpp"
+#include "launch/routing.hpp"
 #include "net/io_runtime.hpp"
 #include "router/router_server.hpp"
 
@@ -22,8 +23,8 @@ int run_router(const config::RouterToolConfig& config, std::stop_token stop) {
   client_options.max_connections_per_host = static_cast<std::size_t>(config.max_connections);
   auto client = std::make_shared<net::HttpClient>(io.executor(), client_options);
   router::FleetOptions fleet_options;
+  fleet_options.router = launch::router_options(config);
   fleet_options.router.max_waiting = static_cast<std::size_t>(config.max_waiting);
-  if (config.policy == config::RouterPolicy::kRoundRobin) fleet_options.router.spread = router::Spread::kTurns;
   auto fleet = std::make_shared<router::Fleet>(io.executor(), client, fleet_options);
   auto updater = std::make_shared<router::WeightUpdater>(fleet, client);
   router::RouterServerOptions options;

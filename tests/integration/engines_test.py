@@ -52,6 +52,9 @@ def test_one_engine_and_three_give_equal_rollouts():
         for engines in (1, 3):
             prl(*arguments(folder, folder / f"of{engines}", engines))
         check(weights(folder / "of1") == weights(folder / "of3"), "three engines gave other weights than one")
+        for policy in ("round_robin", "cache_aware"):
+            prl(*arguments(folder, folder / policy, 3, "--inference.router.type", "vllm-router", "--inference.router.policy", policy))
+            check(weights(folder / "of1") == weights(folder / policy), f"{policy}: three engines gave other weights than one")
         seen = proofs(folder / "of3")
         check(len({line["engine"] for line in seen}) == 3 and all(line["is_proven"] for line in seen), f"not every engine proved its weights: {seen[:3]}")
         logs = [folder / "of3/logs/latest" / name for name in ("inference.log", "inference_1.log", "inference_2.log")]
@@ -323,7 +326,7 @@ def test_weights_go_through_the_router_to_engines_that_join_late():
 
 def test_copies_of_a_model_take_turns_if_that_is_wanted():
     """Of `prl inference` with two engines: requests of one session by the policy of its router."""
-    for policy, wanted in (("consistent_hash", [0, 6]), ("round_robin", [3, 3])):
+    for policy, wanted in (("consistent_hash", [0, 6]), ("round_robin", [3, 3]), ("cache_aware", [0, 6])):
         with harness.workspace("router-policy") as folder:
             model, port = harness.tiny_model(folder / "model"), free_ports(3)
             with harness.running("inference", "--model.name", model, "--server.port", port, "--backend-port", port + 1, "--parallel.dp", 2,
@@ -336,7 +339,7 @@ def test_copies_of_a_model_take_turns_if_that_is_wanted():
                 harness.wait_until(lambda: [e["state"] for e in engines()] == ["ready"] * 2, 60, "both engines")
                 for seed in range(6):
                     status, reply = harness.request(port, "POST", "/v1/completions", {"model": str(model), "prompt": "ab", "max_tokens": 4, "seed": seed},
-                                                    headers={"X-Session-ID": "one"})
+                                                    headers={"X-Session-ID": "one"} if policy != "cache_aware" else {})
                     check(status == 200, f"status {status}: {reply}")
                 check(sorted(e["num_finished"] for e in engines()) == wanted, f"{policy}: {engines()}")
 

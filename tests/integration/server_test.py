@@ -279,8 +279,52 @@ def test_blocks_without_room_in_the_cache_come_back_from_host_memory():
     check("kv_cache_offload.cpu.num_bytes" in out + errors and "found 100" in out + errors, f"{out[-500:]} {errors[-500:]}")
 
 
+def test_blocks_without_room_in_host_memory_come_back_from_files_and_no_file_is_left():
+    prompts = ["".join(chr(ord("a") + (i * i + first) % 26) for i in range(400)) for first in range(3)]
+
+    def answers(port):
+        mine = []
+        for prompt in prompts * 3:  # 25 blocks each
+            status, body = complete(port, prompt=prompt, seed=5, temperature=1.0, logprobs=2)
+            check(status == 200, f"{status} {body}")
+            mine.append((body["choices"][0]["text"], body["choices"][0]["logprobs"]))
+        return mine
+
+    cache = ["--kv.num-blocks", 33, "--kv.block-size", 16, "--kv-cache-offload.type", "native", "--kv-cache-offload.cpu.num-bytes"]
+    with server(*cache, 64 << 20) as (port, _):
+        wanted = answers(port)
+        block_bytes = (64 << 20) // int(metric(port, "prl:kv_host_blocks"))
+        check("kv_disk" not in request(port, "GET", "/metrics")[1], "files are counted without the key")
+    with harness.workspace("kv-files") as folder:
+        files = [*cache, 60 * block_bytes, "--kv-cache-offload.disk.path", folder / "kv", "--kv-cache-offload.disk.read-timeout", 30]
+        with server(*files) as (port, process):
+            check(answers(port) == wanted, "blocks from files change an answer")
+            hits, used = metric(port, "prl:kv_disk_hits_total"), metric(port, "prl:kv_disk_blocks_used")
+            check(0 < hits <= metric(port, "vllm:external_prefix_cache_hits_total") and used > 0, f"{hits} tokens came from files, which hold {used} blocks")
+            check(metric(port, "prl:kv_disk_damaged_total") == 0 and metric(port, "prl:kv_disk_off") == 0, "the file is damaged")
+            left = list((folder / "kv").iterdir())
+            check(len(left) == 1 and left[0].stat().st_mode & 0o777 == 0o600, f"{left}")
+        check(not list((folder / "kv").iterdir()), "a server that was stopped has left its file")
+        log, port = folder / "killed.log", harness.free_port()
+        with harness.running("inference", "--model.name", harness.warm_model(), "--model.max-model-len", 512, "--server.port", port, *files, log=log) as killed:
+            harness.wait_until(lambda: harness.is_healthy(port) or killed.poll() is not None, 30, "the server")
+            killed.kill()
+            killed.wait(10)
+        left = list((folder / "kv").iterdir())
+        check(len(left) == 1, f"a server that was killed: {left}")
+        (folder / "kv/notes.txt").write_text("of somebody else")
+        with server(*files) as (port, process):
+            check(not left[0].exists() and len(list((folder / "kv").iterdir())) == 2, "the file of the server that was killed is there")
+            check(answers(port) == wanted, "another answer after the other server's end")
+        check([path.name for path in (folder / "kv").iterdir()] == ["notes.txt"], "a file of somebody else was removed")
+        out, errors = prl("inference", "--model.name", harness.warm_model(), "--kv-cache-offload.type", "native", "--kv-cache-offload.disk.num-bytes", 1000000,
+                          cwd=folder, expect=None, timeout=60)
+        check("kv_cache_offload.disk.path" in out + errors, f"{out[-500:]} {errors[-500:]}")
+
+
 if __name__ == "__main__":
     harness.main(test_bad_requests_are_refused_by_name, test_keys_guard_their_routes, test_a_full_queue_answers_429,
                  test_requests_are_held_during_a_pause_and_an_update, test_a_client_that_leaves_cancels_its_request,
                  test_an_override_of_the_rotary_scaling_serves_longer_texts_and_takes_no_trainers_weights, test_a_taken_port_is_named, test_its_lines_are_kept_in_a_file, test_a_thousand_connections_with_32_running,
-                 test_blocks_without_room_in_the_cache_come_back_from_host_memory)
+                 test_blocks_without_room_in_the_cache_come_back_from_host_memory,
+                 test_blocks_without_room_in_host_memory_come_back_from_files_and_no_file_is_left)

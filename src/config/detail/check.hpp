@@ -52,6 +52,8 @@ class Check {
 void check_trainer(TrainerConfig& config, const Check& check);
 void check_orchestrator(OrchestratorConfig& config, const Check& check);
 void check_inference(InferenceConfig& config, const Check& check);
+/// Warns of what the policy does not use. `prefix`: of the keys, as "router.".
+void check_routing(const RoutingConfig& routing, const std::string& prefix, const Check& check);
 /// True if `rl` starts the teacher's server as a process.
 bool starts_teacher(const RlConfig& config);
 /// The teacher of `rl` and its server: fills in what one section tells of the other, after the deployment is chosen.

@@ -8,7 +8,6 @@
 #include "base/error.hpp"
 #include "base/files.hpp"
 #include "base/rng.hpp"
-#include "engine/kv/host_blocks.hpp"
 
 namespace prl::engine {
 
@@ -52,7 +51,7 @@ void release_tail_first(std::vector<BlockLease>& leases) noexcept {
   while (!leases.empty()) leases.pop_back();
 }
 
-BlockPool::BlockPool(std::int64_t num_blocks, std::int64_t block_size, HostBlocks* host) : block_size_(block_size), host_(host) {
+BlockPool::BlockPool(std::int64_t num_blocks, std::int64_t block_size, EvictionListener* below) : block_size_(block_size), below_(below) {
   PRL_CHECK(num_blocks > 0 && num_blocks < (std::int64_t{1} << 30) && block_size > 0, "{} blocks of {} tokens", num_blocks, block_size);
   const auto count = static_cast<std::size_t>(num_blocks);
   blocks_.resize(count);
@@ -66,7 +65,7 @@ bool BlockPool::try_take(std::int64_t n, std::vector<BlockLease>& leases) {
   for (std::int64_t i = 0; i < n; ++i) {
     const std::int32_t block = first_free_;
     if (const Block& b = blocks_[static_cast<std::size_t>(block)]; b.has_hash) {
-      if (host_ != nullptr) host_->save(BlockId{block}, b.hash, b.parent, tokens_of(block));
+      if (below_ != nullptr) below_->save(BlockId{block}, b.hash, b.parent, tokens_of(block));
       forget(block);
     }
     remove_free(block);

@@ -32,7 +32,16 @@ BlockHash root_hash(const PrefixKey& key) noexcept;
 BlockHash chain_hash(BlockHash parent, std::span<const std::int32_t> tokens) noexcept;
 
 class BlockPool;
-class HostBlocks;
+
+/// Where cached blocks go that are evicted.
+class EvictionListener {
+ public:
+  /// A published block is about to be written to anew.
+  virtual void save(BlockId block, BlockHash hash, BlockHash parent, std::span<const std::int32_t> tokens) = 0;
+
+ protected:
+  ~EvictionListener() = default;
+};
 
 /// One reference to one block; returns it on destruction. The pool must outlive its leases.
 class BlockLease {
@@ -69,8 +78,8 @@ void release_tail_first(std::vector<BlockLease>& leases) noexcept;
 ///   4. a published block is full and is never written again.
 class BlockPool {
  public:
-  /// `host`, which may be null, hears of cached blocks before they are evicted.
-  BlockPool(std::int64_t num_blocks, std::int64_t block_size, HostBlocks* host = nullptr);
+  /// `below`, which may be null, hears of cached blocks before they are evicted.
+  BlockPool(std::int64_t num_blocks, std::int64_t block_size, EvictionListener* below = nullptr);
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
@@ -116,7 +125,7 @@ class BlockPool {
   std::span<const std::int32_t> tokens_of(std::int32_t block) const noexcept;
 
   std::int64_t block_size_;
-  HostBlocks* host_;
+  EvictionListener* below_;
   std::vector<Block> blocks_;
   std::vector<std::int32_t> tokens_;  ///< [num_blocks, block_size], set by publish
   std::vector<std::int32_t> table_;   ///< open addressing by hash, power of two, at most half full; -1 is empty

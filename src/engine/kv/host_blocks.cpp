@@ -7,7 +7,7 @@
 
 namespace prl::engine {
 
-HostBlocks::HostBlocks(std::int64_t num_blocks, std::int64_t block_size) : pool_(num_blocks, block_size) {}
+HostBlocks::HostBlocks(std::int64_t num_blocks, std::int64_t block_size, EvictionListener* below) : pool_(num_blocks, block_size, below) {}
 
 void HostBlocks::save(BlockId device, BlockHash hash, BlockHash parent, std::span<const std::int32_t> tokens) {
   if (pool_.find(hash, parent, tokens)) return;  // its lease made it the most recently used
@@ -15,6 +15,13 @@ void HostBlocks::save(BlockId device, BlockHash hash, BlockHash parent, std::spa
   pool_.publish(taken_.back(), hash, parent, tokens);
   saves_.push_back({device, std::move(taken_.back())});
   taken_.clear();
+}
+
+std::optional<BlockLease> HostBlocks::take() {
+  if (!pool_.try_take(1, taken_)) return std::nullopt;
+  BlockLease lease = std::move(taken_.back());
+  taken_.clear();
+  return lease;
 }
 
 void HostBlocks::restore(BlockLease host, BlockId device) { restores_.push_back({device, std::move(host)}); }

@@ -33,15 +33,23 @@ struct BlockCopies {
 ///
 /// Invariants (check_integrity):
 ///   1. those of a BlockPool, whose blocks are those of host memory;
-///   2. besides leases of find(), only copies that are collected hold references, one each: until a step has carried them out, what they
+///   2. besides leases of find() and take(), only copies that are collected hold references, one each: until a step has carried them out,
+///   what they
 ///      read or write is not taken for another block.
-class HostBlocks {
+class HostBlocks final : public EvictionListener {
  public:
-  HostBlocks(std::int64_t num_blocks, std::int64_t block_size);
+  /// `below`, which may be null: where blocks go that host memory has no room for.
+  HostBlocks(std::int64_t num_blocks, std::int64_t block_size, EvictionListener* below = nullptr);
 
   /// A published block of the device is about to be written to anew. No copy is made if host memory has it already, or if copies that are
   /// collected hold all of host memory.
-  void save(BlockId device, BlockHash hash, BlockHash parent, std::span<const std::int32_t> tokens);
+  void save(BlockId device, BlockHash hash, BlockHash parent, std::span<const std::int32_t> tokens) override;
+  /// A block to be filled from elsewhere; nullopt if all are in use.
+  [[nodiscard]] std::optional<BlockLease> take();
+  /// As BlockPool::publish, of a block of take() that was filled.
+  void publish(const BlockLease& lease, BlockHash hash, BlockHash parent, std::span<const std::int32_t> tokens) {
+    pool_.publish(lease, hash, parent, tokens);
+  }
   /// As BlockPool::find.
   [[nodiscard]] std::optional<BlockLease> find(BlockHash hash, BlockHash parent, std::span<const std::int32_t> tokens) {
     return pool_.find(hash, parent, tokens);
