@@ -74,6 +74,9 @@ CASES = {
     "smollm3": ("SmolLM3Config", dict(tie_word_embeddings=True, no_rope_layers=[0, 1], pad_token_id=None), torch.bfloat16, None),
     "mixtral": ("MixtralConfig", dict(tie_word_embeddings=False, head_dim=32, intermediate_size=24, num_local_experts=8, num_experts_per_tok=2),
                 torch.bfloat16, None),
+    # As published files say which part of a head is rotated.
+    "minimax_m2": ("MiniMaxM2Config", dict(tie_word_embeddings=False, head_dim=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=24,
+                                           num_local_experts=8, num_experts_per_tok=3, rotary_dim=16), torch.bfloat16, None),
     "olmo2": ("Olmo2Config", dict(tie_word_embeddings=False, pad_token_id=None, num_attention_heads=6, num_key_value_heads=2, head_dim=16,
                                   rope_parameters=dict(rope_type="default", rope_theta=5e5)), torch.bfloat16, None),
     "olmo2_bias": ("Olmo2Config", dict(tie_word_embeddings=True, pad_token_id=None, attention_bias=True), torch.float32, None),
@@ -142,7 +145,8 @@ def fill(model, generator):
 
 
 # How checkpoints of a type call what others call by the names on the left.
-STORED_NAMES = {"mixtral": {".mlp.": ".block_sparse_moe.", ".gate_proj.": ".w1.", ".up_proj.": ".w3.", ".down_proj.": ".w2."}}
+NUMBERED = {".mlp.": ".block_sparse_moe.", ".gate_proj.": ".w1.", ".up_proj.": ".w3.", ".down_proj.": ".w2."}
+STORED_NAMES = {"mixtral": NUMBERED, "minimax_m2": NUMBERED}
 
 
 def rows_by_kind(grad, config, kinds):

@@ -9,6 +9,12 @@
 #include "ops/attention.hpp"
 
 namespace prl::nn {
+namespace {
+
+/// Of a head's elements those that a model made here rotates if its family rotates some: half, in whole steps.
+std::int64_t half_of_head(std::int64_t head_dim) { return (head_dim / 2 + ops::kRotaryStep - 1) / ops::kRotaryStep * ops::kRotaryStep; }
+
+}  // namespace
 
 ModelConfig make_model_config(const InitModelOptions& o) {
   const Family& family = find_family(o.family, "init-model");
@@ -71,6 +77,7 @@ ModelConfig make_model_config(const InitModelOptions& o) {
                                  {"sliding_window", has_window ? boost::json::value(o.sliding_window) : nullptr},
                                  {"use_sliding_window", has_window},
                                  {"max_window_layers", 1},
+                                 {"rotary_dim", half_of_head(o.head_dim)},
                                  {"linear_num_key_heads", o.num_kv_heads},
                                  {"linear_num_value_heads", o.num_heads},
                                  {"linear_key_head_dim", o.head_dim},

@@ -295,10 +295,11 @@ Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, cons
   PartFrames part(frame, memory, q_norm.weight.data != nullptr);
   if (c.norms_outputs) return output_normed_layer(frame, part, model, i, in, index, memory);
 
-  const AttentionParameter attention = attention_of(model, i, q_norm, k_norm);
   const Projected qkv = project_normed(part.norm, part.attn_proj, in, model.norm(Block::kInputNorm, i),
                                        model.linear(Block::kQkv, i, weight(Block::kO)), /*has_gate=*/false, /*sum_out=*/{});
-  const Var heads = attend(part.heads, model, i, qkv.value, attention, index);
+  const Var projections = c.qk_norm_is_whole ? autograd::norm_projections(part.heads, qkv.value, q_norm, k_norm) : qkv.value;
+  const AttentionParameter attention = c.qk_norm_is_whole ? attention_of(model, i, {}, {}) : attention_of(model, i, q_norm, k_norm);
+  const Var heads = attend(part.heads, model, i, projections, attention, index);
   const Stream attended =
       project_onto(frame, model, qkv.sum, heads, model.linear(Block::kO, i, weight(is_sparse ? Block::kRouter : Block::kGateUp)), memory,
                    /*is_block_output=*/false);

@@ -153,10 +153,11 @@ static_assert(kNumBlockKinds == static_cast<std::size_t>(Block::kLinearALoraB) +
 
 constexpr const Row& row_of(Slot slot) { return kRowsOfTable[static_cast<std::size_t>(slot)]; }
 
-/// Of ExpertNames::kNumbered, behind "block_sparse_moe." and the expert; nullptr for tensors outside of them.
+/// Of ExpertNames::kNumbered, behind "block_sparse_moe." and the expert; nullptr for other tensors.
 const char* numbered_name(Slot slot) {
   switch (slot) {
     case S::kRouter: return "gate.weight";
+    case S::kRouterBias: return "e_score_correction_bias";
     case S::kExpertGate: return "w1.weight";
     case S::kExpertUp: return "w3.weight";
     case S::kExpertDown: return "w2.weight";
