@@ -77,7 +77,8 @@ constexpr EnumEntry kFamilies[] = {entry(ModelFamily::kQwen3, "qwen3"),
                                    entry(ModelFamily::kGptOss, "gpt_oss"),
                                    entry(ModelFamily::kQwen35Moe, "qwen3_5_moe"),
                                    entry(ModelFamily::kQwen3Next, "qwen3_next"),
-                                   entry(ModelFamily::kMiniMaxM2, "minimax_m2")};
+                                   entry(ModelFamily::kMiniMaxM2, "minimax_m2"),
+                                   entry(ModelFamily::kAfmoe, "afmoe")};
 constexpr EnumEntry kPlanWorks[] = {entry(PlanWork::kSft, "sft"), entry(PlanWork::kRl, "rl")};
 constexpr EnumEntry kEnvActions[] = {entry(EnvAction::kInstall, "install"), entry(EnvAction::kUpdate, "update"),
                                      entry(EnvAction::kList, "list"),       entry(EnvAction::kShow, "show"),

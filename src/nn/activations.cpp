@@ -27,7 +27,7 @@ struct PerToken {
         K(is_linear ? 0 : c.num_kv_heads * c.head_dim),
         S(is_sparse ? c.shared_expert_size : 0),
         F(is_sparse ? c.num_active_experts * c.expert_size : c.intermediate_size),
-        norm(c.norms_outputs ? 0 : 2 * H),
+        norm(c.norms_inputs ? 2 * H : 0),
         attn_proj(is_linear       ? c.linear.projected_width()
                   : c.gates_heads ? 2 * (Q + K)
                                   : Q + 2 * K),
@@ -36,9 +36,9 @@ struct PerToken {
               : c.qk_norm_is_whole ? Q + 2 * K
               : c.qk_norm          ? Q + K
                                    : 0),
-        heads_for_good(is_linear                               ? 0
+        heads_for_good(is_linear                             ? 0
                        : c.gates_heads || c.qk_norm_is_whole ? Q + 2 * K
-                                                               : 0),
+                                                             : 0),
         attended(is_linear || c.gates_heads ? 2 * Q : Q),
         outputs(c.norms_outputs ? 2 * H : 0),
         mlp(is_sparse ? 2 * F + 3 * S : 3 * F),

@@ -275,12 +275,13 @@ INSTANTIATE_TEST_SUITE_P(Families, AdapterExactness,
                                            AdapterCase{"glm4_moe", DType::kBF16, {}}, AdapterCase{"smollm3", DType::kBF16, {}},
                                            AdapterCase{"mixtral", DType::kBF16, {}}, AdapterCase{"olmo2", DType::kBF16, {}},
                                            AdapterCase{"phi3", DType::kF32, {}}, AdapterCase{"phi3", DType::kBF16, {}},
-                                           AdapterCase{"gpt_oss", DType::kF32, {}}, AdapterCase{"gpt_oss", DType::kBF16, {}}));
+                                           AdapterCase{"gpt_oss", DType::kF32, {}}, AdapterCase{"gpt_oss", DType::kBF16, {}},
+                                           AdapterCase{"afmoe", DType::kBF16, {}}));
 
 class AdapterOfFamily : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Families, AdapterOfFamily,
                          ::testing::Values("qwen3", "qwen3_moe", "glm4_moe", "mixtral", "olmo2", "phi3", "qwen3_5_moe_text", "qwen3_next",
-                                           "minimax_m2"));
+                                           "minimax_m2", "afmoe"));
 
 TEST(Adapter, StartsAsItsBase) {
   SmallModel model("qwen3", true, 2);

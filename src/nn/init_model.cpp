@@ -84,6 +84,9 @@ ModelConfig make_model_config(const InitModelOptions& o) {
                                  {"linear_value_head_dim", o.head_dim},
                                  // The last layer, where there are fewer than the family's interval.
                                  {"full_attention_interval", std::min<std::int64_t>(o.num_layers, 4)},
+                                 {"global_attn_every_n_layers", std::min<std::int64_t>(o.num_layers, 4)},
+                                 {"mup_enabled", true},
+                                 {"num_shared_experts", 1},
                                  {"no_rope_layer_interval", std::min<std::int64_t>(o.num_layers, 4)}};
   family.configure(ConfigReader("init-model", keys), config);
   if (has_window && config.window == 0 && o.sliding_window < o.max_position)

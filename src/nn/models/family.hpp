@@ -103,5 +103,6 @@ extern const Family kOlmo2Family;
 extern const Family kOlmo3Family;
 extern const Family kPhi3Family;
 extern const Family kGptOssFamily;
+extern const Family kAfmoeFamily;
 
 }  // namespace prl::nn
