@@ -74,6 +74,16 @@ CASES = {
     "smollm3": ("SmolLM3Config", dict(tie_word_embeddings=True, no_rope_layers=[0, 1], pad_token_id=None), torch.bfloat16, None),
     "mixtral": ("MixtralConfig", dict(tie_word_embeddings=False, head_dim=32, intermediate_size=24, num_local_experts=8, num_experts_per_tok=2),
                 torch.bfloat16, None),
+    # As published files say which part of a head is rotated.
+    "minimax_m2": ("MiniMaxM2Config", dict(tie_word_embeddings=False, head_dim=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=24,
+                                           num_local_experts=8, num_experts_per_tok=3, rotary_dim=16), torch.bfloat16, None),
+    "afmoe": ("AfmoeConfig", dict(tie_word_embeddings=False, num_hidden_layers=3, num_dense_layers=1, head_dim=16, num_attention_heads=4, num_key_value_heads=2,
+                                  num_experts=6, num_experts_per_tok=2, num_shared_experts=2, moe_intermediate_size=16, route_scale=2.5, mup_enabled=True,
+                                  global_attn_every_n_layers=2, sliding_window=20), torch.bfloat16, None),
+    # A tied head reads the embedding as it is.
+    "afmoe_tied": ("AfmoeConfig", dict(tie_word_embeddings=True, num_dense_layers=0, head_dim=32, num_experts=6, num_experts_per_tok=3, num_shared_experts=1,
+                                       moe_intermediate_size=24, mup_enabled=True, layer_types=["full_attention", "sliding_attention"], sliding_window=256),
+                   torch.float32, None),
     "olmo2": ("Olmo2Config", dict(tie_word_embeddings=False, pad_token_id=None, num_attention_heads=6, num_key_value_heads=2, head_dim=16,
                                   rope_parameters=dict(rope_type="default", rope_theta=5e5)), torch.bfloat16, None),
     "olmo2_bias": ("Olmo2Config", dict(tie_word_embeddings=True, pad_token_id=None, attention_bias=True), torch.float32, None),
@@ -115,8 +125,9 @@ BY_TOKEN = {"qwen3_5_moe": modeling_qwen3_5_moe, "qwen3_next": modeling_qwen3_ne
 
 
 def correction_biases(model):
-    """Of routers that choose by scores: no parameters, and fp32 in every checkpoint."""
-    return [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    """Of routers that choose by scores: never trained, and fp32 in every checkpoint."""
+    tensors = [*model.named_buffers(), *model.named_parameters()]
+    return [tensor for name, tensor in tensors if name.endswith(("e_score_correction_bias", "expert_bias"))]
 
 
 def adds_one(model, name):
@@ -142,7 +153,8 @@ def fill(model, generator):
 
 
 # How checkpoints of a type call what others call by the names on the left.
-STORED_NAMES = {"mixtral": {".mlp.": ".block_sparse_moe.", ".gate_proj.": ".w1.", ".up_proj.": ".w3.", ".down_proj.": ".w2."}}
+NUMBERED = {".mlp.": ".block_sparse_moe.", ".gate_proj.": ".w1.", ".up_proj.": ".w3.", ".down_proj.": ".w2."}
+STORED_NAMES = {"mixtral": NUMBERED, "minimax_m2": NUMBERED}
 
 
 def rows_by_kind(grad, config, kinds):
@@ -274,6 +286,8 @@ def make_case(name, out):
     tensors = dict(ids=ids.int(), cu_seqlens=torch.tensor(cu_seqlens, dtype=torch.int32), targets=targets.int(),
                    temperatures=temperatures, weights=weights, logits=logits, logp=logp, entropy=entropy, loss=loss.reshape(1))
     for parameter_name, parameter in model.named_parameters():
+        if parameter_name.endswith("expert_bias"):  # nothing depends on it but a choice
+            continue
         for stored_name, grad in as_stored(parameter_name, parameter.grad, config.model_type):
             tensors["grad." + stored_name] = in_memory(stored_name, grad, config)
     if blocks:

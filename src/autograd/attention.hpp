@@ -15,7 +15,8 @@ struct AttentionParameter {
   const ops::RopeTable* rope = nullptr;
   std::int64_t window = 0;  ///< keys that a query sees at most: ops::VarlenAttention
   ConstTensorView sinks_H = {};
-  TensorView dsinks_H = {};  ///< added to; no data: nobody wants it
+  TensorView dsinks_H = {};      ///< added to; no data: nobody wants it
+  bool gates_are_apart = false;  ///< of gated_attention: all queries come before all gates
   std::int64_t width() const noexcept { return (num_heads + 2 * num_kv_heads) * head_dim; }
 };
 

@@ -39,20 +39,38 @@ void hand_on(ops::OpContext& ctx, Tape& tape, const Var& to, TensorView grad) {
   }
 }
 
+/// x * scale in fp32, which lies in `arena`; x itself if it is not scaled.
+TensorView scaled(ops::OpContext& ctx, Arena& arena, TensorView x, float scale) {
+  if (scale == 1.0f) return x;
+  const TensorView out = arena.take(x.shape, DType::kF32);
+  ops::cast(ctx, out, x);
+  ops::scale(ctx, out, scale);
+  return out;
+}
+
 }  // namespace
 
-Var embedding(Frame& frame, ConstTensorView table_VH, TensorView dtable_VH, const ops::TokenIds& ids) {
+Var embedding(Frame& frame, ConstTensorView table_VH, TensorView dtable_VH, const ops::TokenIds& ids, float scale) {
   const ConstTensorView ids_T = ids.ids_T;
   const Var y = frame.variable(frame.take({ids_T.shape.num_elements(), table_VH.shape.num_cols()}, table_VH.dtype));
   ops::embedding(frame.ctx, y.value, table_VH, ids);
+  if (scale != 1.0f) {
+    // Scratch memory lies where that of the backward pass does: not among what a layer saves.
+    Arena& scratch = frame.tape != nullptr ? frame.tape->arena() : frame.arena;
+    const Arena::Mark mark = scratch.mark();
+    ops::cast(frame.ctx, y.value, scaled(frame.ctx, scratch, y.value, scale));
+    scratch.release(mark);
+  }
   if (frame.tape != nullptr && dtable_VH.data != nullptr) {
-    frame.tape->record([tape = frame.tape, ctx = &frame.ctx, y, dtable_VH, ids_T] {
-      const TensorView dy = tape->grad(y);
-      if (dy.data == nullptr) return;
+    frame.tape->record([tape = frame.tape, ctx = &frame.ctx, y, dtable_VH, ids_T, scale] {
+      if (!tape->has_grad(y)) return;
+      const Arena::Mark mark = tape->arena().mark();
+      const TensorView dy = scaled(*ctx, tape->arena(), tape->grad(y), scale);
       sum_over_blocks(*ctx, tape->arena(), {.outs = std::span(&dtable_VH, 1)}, dy.shape.num_rows(), tape->num_token_blocks(),
                       [&](std::int64_t begin, std::int64_t count, std::span<const TensorView> to, bool) {
                         ops::embedding_backward(*ctx, to[0], dy.rows(begin, count), part_of_vector(ids_T, begin, count));
                       });
+      tape->arena().release(mark);
     });
   }
   return y;

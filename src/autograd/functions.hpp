@@ -45,8 +45,8 @@ struct VectorParameter {
   TensorView grad;
 };
 
-/// Rows ids_T of table_VH.
-Var embedding(Frame& frame, ConstTensorView table_VH, TensorView dtable_VH, const ops::TokenIds& ids);
+/// Rows ids_T of table_VH, times `scale`: fp32 products, rounded once.
+Var embedding(Frame& frame, ConstTensorView table_VH, TensorView dtable_VH, const ops::TokenIds& ids, float scale = 1.0f);
 
 /// x W^T + b, and what adapters add. When a block is recomputed, `is_block_output` skips the product: nothing reads it.
 Var linear(Frame& frame, const Var& x_TK, const LinearParameter& p, TensorView out = {}, bool is_block_output = false);

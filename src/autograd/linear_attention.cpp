@@ -79,26 +79,30 @@ Var linear_attention(Frame& frame, const Var& projected, const LinearAttentionPa
 Var gated_attention(Frame& frame, const Var& projected, const AttentionParameter& p, const AttentionIndex& index) {
   const std::int64_t T = projected.value.shape.num_rows(), Q = p.num_heads * p.head_dim;
   const DType dtype = projected.value.dtype;
+  // Where they are apart, the ops see one head as wide as all.
+  const std::int64_t num_gates = p.gates_are_apart ? 1 : p.num_heads, gate_dim = Q / num_gates;
   const Var qkv = frame.variable(frame.take({T, p.width()}, dtype));
-  frame.run([ctx = &frame.ctx, out = qkv.value, in = projected.value, p] { ops::drop_gates(*ctx, out, in, p.num_heads, p.head_dim); });
+  frame.run([ctx = &frame.ctx, out = qkv.value, in = projected.value, num_gates, gate_dim] {
+    ops::drop_gates(*ctx, out, in, num_gates, gate_dim);
+  });
   if (frame.tape != nullptr) {
-    frame.tape->record([tape = frame.tape, ctx = &frame.ctx, projected, qkv, p] {
+    frame.tape->record([tape = frame.tape, ctx = &frame.ctx, projected, qkv, num_gates, gate_dim] {
       const TensorView dqkv = tape->grad(qkv);
       if (dqkv.data == nullptr || projected.id < 0) return;
       // The gates' columns were written by the rule below.
-      ops::drop_gates_backward(*ctx, tape->target(projected).view, dqkv, p.num_heads, p.head_dim);
+      ops::drop_gates_backward(*ctx, tape->target(projected).view, dqkv, num_gates, gate_dim);
     });
   }
   const Var attended = self_attention(frame, qkv, p, index);
   const Var y = frame.variable(frame.tape != nullptr ? frame.keep({T, Q}, dtype) : attended.value);
-  ops::gate_heads(frame.ctx, y.value, attended.value, projected.value, p.num_heads, p.head_dim);
+  ops::gate_heads(frame.ctx, y.value, attended.value, projected.value, num_gates, gate_dim);
   if (frame.tape == nullptr) return y;
-  frame.tape->record([tape = frame.tape, ctx = &frame.ctx, projected, attended, y, p] {
+  frame.tape->record([tape = frame.tape, ctx = &frame.ctx, projected, attended, y, num_gates, gate_dim] {
     const TensorView dy = tape->grad(y);
     if (dy.data == nullptr || projected.id < 0) return;
     const Tape::Target target = tape->target(projected), dattended = tape->target(attended);
     PRL_CHECK(!target.accumulate && !dattended.accumulate, "the projections of an attention layer have one reader");
-    ops::gate_heads_backward(*ctx, dattended.view, target.view, dy, attended.value, projected.value, p.num_heads, p.head_dim);
+    ops::gate_heads_backward(*ctx, dattended.view, target.view, dy, attended.value, projected.value, num_gates, gate_dim);
   });
   return y;
 }

@@ -19,7 +19,8 @@ struct LinearAttentionParameter {
 /// A recomputing frame recomputes the convolution. PRL_CHECK: the index is no exchange's.
 Var linear_attention(Frame& frame, const Var& projected_TE, const LinearAttentionParameter& p, const AttentionIndex& index);
 
-/// self_attention() of heads with output gates: projections [T, 2Q + 2K], for each head its query and its gate, then k and v.
+/// self_attention() of heads with output gates: projections [T, 2Q + 2K], for each head its query and its gate, or the queries of all and
+/// then the gates of all (`gates_are_apart`), then k and v.
 Var gated_attention(Frame& frame, const Var& projected_TE, const AttentionParameter& p, const AttentionIndex& index);
 
 }  // namespace prl::autograd

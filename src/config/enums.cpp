@@ -62,14 +62,23 @@ constexpr EnumEntry kFakeLengths[] = {entry(FakeLength::kFixed, "fixed"), entry(
 constexpr EnumEntry kFakeIds[] = {entry(FakeInputIds::kIncreasing, "increasing"), entry(FakeInputIds::kRandom, "random")};
 constexpr EnumEntry kSftLosses[] = {entry(SftLossImpl::kTorch, "torch"), entry(SftLossImpl::kLiger, "liger"),
                                     entry(SftLossImpl::kLigerFused, "liger_fused"), entry(SftLossImpl::kQuackFused, "quack_fused")};
-constexpr EnumEntry kFamilies[] = {entry(ModelFamily::kQwen3, "qwen3"),         entry(ModelFamily::kQwen3Moe, "qwen3_moe"),
-                                   entry(ModelFamily::kGlm4Moe, "glm4_moe"),    entry(ModelFamily::kQwen2, "qwen2"),
-                                   entry(ModelFamily::kLlama, "llama"),         entry(ModelFamily::kMistral, "mistral"),
-                                   entry(ModelFamily::kSmolLm3, "smollm3"),     entry(ModelFamily::kMixtral, "mixtral"),
-                                   entry(ModelFamily::kOlmo2, "olmo2"),         entry(ModelFamily::kOlmo3, "olmo3"),
-                                   entry(ModelFamily::kPhi3, "phi3"),           entry(ModelFamily::kQwen35, "qwen3_5"),
-                                   entry(ModelFamily::kGptOss, "gpt_oss"),      entry(ModelFamily::kQwen35Moe, "qwen3_5_moe"),
-                                   entry(ModelFamily::kQwen3Next, "qwen3_next")};
+constexpr EnumEntry kFamilies[] = {entry(ModelFamily::kQwen3, "qwen3"),
+                                   entry(ModelFamily::kQwen3Moe, "qwen3_moe"),
+                                   entry(ModelFamily::kGlm4Moe, "glm4_moe"),
+                                   entry(ModelFamily::kQwen2, "qwen2"),
+                                   entry(ModelFamily::kLlama, "llama"),
+                                   entry(ModelFamily::kMistral, "mistral"),
+                                   entry(ModelFamily::kSmolLm3, "smollm3"),
+                                   entry(ModelFamily::kMixtral, "mixtral"),
+                                   entry(ModelFamily::kOlmo2, "olmo2"),
+                                   entry(ModelFamily::kOlmo3, "olmo3"),
+                                   entry(ModelFamily::kPhi3, "phi3"),
+                                   entry(ModelFamily::kQwen35, "qwen3_5"),
+                                   entry(ModelFamily::kGptOss, "gpt_oss"),
+                                   entry(ModelFamily::kQwen35Moe, "qwen3_5_moe"),
+                                   entry(ModelFamily::kQwen3Next, "qwen3_next"),
+                                   entry(ModelFamily::kMiniMaxM2, "minimax_m2"),
+                                   entry(ModelFamily::kAfmoe, "afmoe")};
 constexpr EnumEntry kPlanWorks[] = {entry(PlanWork::kSft, "sft"), entry(PlanWork::kRl, "rl")};
 constexpr EnumEntry kEnvActions[] = {entry(EnvAction::kInstall, "install"), entry(EnvAction::kUpdate, "update"),
                                      entry(EnvAction::kList, "list"),       entry(EnvAction::kShow, "show"),

@@ -33,7 +33,9 @@ enum class ModelFamily {
   kQwen35,
   kGptOss,
   kQwen35Moe,
-  kQwen3Next
+  kQwen3Next,
+  kMiniMaxM2,
+  kAfmoe
 };
 std::span<const EnumEntry> enum_entries(ModelFamily);
 enum class BenchSuite { kAll, kDecode, kPrefill, kTrain, kSync, kRl, kStart, kKernels, kEnv, kLora, kDashboard };
@@ -73,10 +75,11 @@ struct InitModelConfig {
     v.field("num_heads", num_heads, "Query heads", {.min = 1});
     v.field("num_kv_heads", num_kv_heads, "Key-value heads; divides num_heads", {.min = 1});
     v.field("head_dim", head_dim, "Width of a head; hidden_size / num_heads if not set", {.min = 2});
-    v.field("num_experts", num_experts, "Experts of a layer, of families with experts; the first layer of glm4_moe has none", {.min = 1});
+    v.field("num_experts", num_experts, "Experts of a layer, of families with experts; the first layer of glm4_moe and afmoe has none",
+            {.min = 1});
     v.field("num_experts_per_tok", num_experts_per_tok, "Experts that a token is sent to, of families with experts", {.min = 1});
     v.field("moe_intermediate_size", moe_intermediate_size,
-            "Width of an expert's MLP, and of a shared one; mixtral and gpt_oss take intermediate_size", {.min = 1});
+            "Width of an expert's MLP, and of a shared one; mixtral, gpt_oss and minimax_m2 take intermediate_size", {.min = 1});
     v.field("max_position_embeddings", max_position_embeddings, "Longest context", {.unit = "tokens", .min = 1});
     v.field("sliding_window", sliding_window, "Keys that a query sees at most, of families with windows; all if not set",
             {.unit = "tokens", .min = 1});

@@ -349,6 +349,8 @@ INSTANTIATE_TEST_SUITE_P(Models, Exactness,
                                            Kind{"phi3", DType::kBF16}, Kind{"mistral", DType::kBF16, 10}, Kind{"qwen3", DType::kF32, 10},
                                            Kind{"qwen3_5_text", DType::kF32}, Kind{"qwen3_5_text", DType::kBF16},
                                            Kind{"qwen3_next", DType::kF32}, Kind{"qwen3_next", DType::kBF16},
+                                           Kind{"minimax_m2", DType::kF32}, Kind{"minimax_m2", DType::kBF16},
+                                           Kind{"afmoe", DType::kF32, 10}, Kind{"afmoe", DType::kBF16, 10}, Kind{"afmoe", DType::kBF16},
                                            Kind{"gpt_oss", DType::kF32, 10}, Kind{"gpt_oss", DType::kBF16, 10},
                                            Kind{"gpt_oss", DType::kBF16}),
                          [](const auto& kind) {

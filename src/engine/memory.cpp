@@ -24,8 +24,10 @@ EngineBytes engine_bytes(const EngineSizes& sizes, const nn::ModelConfig& model,
   std::int64_t mlp_size = 0;
   for (std::int64_t layer = 0; layer < model.num_layers; ++layer) mlp_size = std::max(mlp_size, model.active_mlp_size(layer));
   const std::int64_t of_shared = model.shared_expert_size > 0 ? model.hidden_size : 0;
+  // Where outputs are normed beside inputs, those of attention and MLP lie beside what their norms give.
+  const std::int64_t of_stream = (model.norms_inputs && model.norms_outputs ? 8 : 6) * model.hidden_size;
   const std::int64_t per_token =
-      (6 * model.hidden_size + 2 * heads + 3 * mlp_size + rows_of_experts + of_shared) * static_cast<std::int64_t>(size_of(compute));
+      (of_stream + 2 * heads + 3 * mlp_size + rows_of_experts + of_shared) * static_cast<std::int64_t>(size_of(compute));
   const std::int64_t logits = sizes.max_num_seqs * model.vocab_size * static_cast<std::int64_t>(sizeof(float));
   const auto states = static_cast<std::size_t>(sizes.max_num_seqs + sizes.num_state_snapshots) *
                       nn::KvCache::bytes_per_state(model, compute, DeviceKind::kCuda);

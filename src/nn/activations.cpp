@@ -14,6 +14,7 @@ namespace {
 struct PerToken {
   std::int64_t H, Q, K, S, F;
   std::int64_t norm, attn_proj, heads;  ///< what the parts of a layer hold
+  std::int64_t heads_for_good;          ///< of `heads` what has a gradient until the layer's end
   std::int64_t attended;                ///< what attention gives, before and behind its gate where there is one
   std::int64_t outputs;                 ///< of attention and MLP, where norms read them
   std::int64_t mlp;
@@ -26,7 +27,7 @@ struct PerToken {
         K(is_linear ? 0 : c.num_kv_heads * c.head_dim),
         S(is_sparse ? c.shared_expert_size : 0),
         F(is_sparse ? c.num_active_experts * c.expert_size : c.intermediate_size),
-        norm(c.norms_outputs ? 0 : 2 * H),
+        norm(c.norms_inputs ? 2 * H : 0),
         attn_proj(is_linear       ? c.linear.projected_width()
                   : c.gates_heads ? 2 * (Q + K)
                                   : Q + 2 * K),
@@ -35,6 +36,9 @@ struct PerToken {
               : c.qk_norm_is_whole ? Q + 2 * K
               : c.qk_norm          ? Q + K
                                    : 0),
+        heads_for_good(is_linear                             ? 0
+                       : c.gates_heads || c.qk_norm_is_whole ? Q + 2 * K
+                                                             : 0),
         attended(is_linear || c.gates_heads ? 2 * Q : Q),
         outputs(c.norms_outputs ? 2 * H : 0),
         mlp(is_sparse ? 2 * F + 3 * S : 3 * F),
@@ -54,11 +58,13 @@ struct PerToken {
     return (parts.norm ? norm : 0) + (parts.attn_proj ? attn_proj : 0) + ((parts.norm && has_head_norms) || parts.attn_proj ? heads : 0) +
            (parts.mlp ? mlp : 0);
   }
-  /// Gradients that live at once while a layer's rules run: of all but the sums, which hand one gradient through. That of the heads is
-  /// gone before that of the first norm comes, unless it is one that norms outputs.
+  /// Gradients that live at once while a layer's rules run: of all but the sums, which hand one gradient through. What norms of heads
+  /// and rotation pass on is gone before the gradient of the first norm comes.
   std::int64_t gradients() const {
-    const std::int64_t of_attention = (outputs > 0 ? H + heads : std::max(H, heads)) + attn_proj + attended;
-    return H + (of_experts > 0 ? std::max(of_experts, 3 * S + of_attention) : mlp + of_attention);
+    const std::int64_t normed = norm / 2, of_output = outputs / 2;  // of attention, and of the MLP
+    const std::int64_t of_heads = heads_for_good + std::max(normed, heads - heads_for_good);
+    const std::int64_t of_attention = of_output + of_heads + attn_proj + attended;
+    return normed + of_output + (of_experts > 0 ? std::max(of_experts, 3 * S + of_attention) : mlp + of_attention);
   }
 };
 

@@ -35,6 +35,7 @@ AdapterConfig config_of(std::vector<std::string> targets, std::int64_t rank = 4)
   return config;
 }
 const std::vector<std::string> kOfAttention = {"q_proj", "k_proj", "v_proj", "o_proj"};
+bool has_numbered_experts(const std::string& family) { return family == "mixtral" || family == "minimax_m2"; }
 /// The names that the modules of a family have; of one whose experts take no adapters those of attention.
 std::vector<std::string> targets_in(const std::string& family, const std::vector<std::string>& targets) {
   using Names = std::map<std::string, std::string>;
@@ -43,7 +44,7 @@ std::vector<std::string> targets_in(const std::string& family, const std::vector
                                                                                            {"v_proj", "qkv_proj"},
                                                                                            {"gate_proj", "gate_up_proj"},
                                                                                            {"up_proj", "gate_up_proj"}};
-  const Names names = family == "mixtral" ? numbered : family == "phi3" ? fused : Names{};
+  const Names names = has_numbered_experts(family) ? numbered : family == "phi3" ? fused : Names{};
   std::vector<std::string> out;
   for (const std::string& target : targets) {
     if (family == "gpt_oss" && std::ranges::find(kOfAttention, target) == kOfAttention.end()) continue;
@@ -274,11 +275,13 @@ INSTANTIATE_TEST_SUITE_P(Families, AdapterExactness,
                                            AdapterCase{"glm4_moe", DType::kBF16, {}}, AdapterCase{"smollm3", DType::kBF16, {}},
                                            AdapterCase{"mixtral", DType::kBF16, {}}, AdapterCase{"olmo2", DType::kBF16, {}},
                                            AdapterCase{"phi3", DType::kF32, {}}, AdapterCase{"phi3", DType::kBF16, {}},
-                                           AdapterCase{"gpt_oss", DType::kF32, {}}, AdapterCase{"gpt_oss", DType::kBF16, {}}));
+                                           AdapterCase{"gpt_oss", DType::kF32, {}}, AdapterCase{"gpt_oss", DType::kBF16, {}},
+                                           AdapterCase{"afmoe", DType::kBF16, {}}));
 
 class AdapterOfFamily : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Families, AdapterOfFamily,
-                         ::testing::Values("qwen3", "qwen3_moe", "glm4_moe", "mixtral", "olmo2", "phi3", "qwen3_5_moe_text", "qwen3_next"));
+                         ::testing::Values("qwen3", "qwen3_moe", "glm4_moe", "mixtral", "olmo2", "phi3", "qwen3_5_moe_text", "qwen3_next",
+                                           "minimax_m2", "afmoe"));
 
 TEST(Adapter, StartsAsItsBase) {
   SmallModel model("qwen3", true, 2);
@@ -369,9 +372,9 @@ TEST_P(AdapterOfFamily, IsWrittenAndReadBackBitForBit) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     SmallModel model(GetParam(), true, 2);
     const bool has_experts = model.config.num_experts > 0;
-    const std::string down = GetParam() == "mixtral" ? "layers.1.block_sparse_moe.experts.2.w2"
-                             : has_experts           ? "layers.1.mlp.experts.2.down_proj"
-                                                     : "layers.1.mlp.down_proj";
+    const std::string down = has_numbered_experts(GetParam()) ? "layers.1.block_sparse_moe.experts.2.w2"
+                             : has_experts                    ? "layers.1.mlp.experts.2.down_proj"
+                                                              : "layers.1.mlp.down_proj";
     const std::string query = targets_in(GetParam(), {"q_proj"})[0];
     AdapterConfig config = config_of({query, down}, 8);
     config.rank_pattern = {{targets_in(GetParam(), {"down_proj"})[0], 3}};

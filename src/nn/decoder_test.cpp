@@ -314,7 +314,9 @@ INSTANTIATE_TEST_SUITE_P(
                       ExactCase{"qwen3_5_text", DType::kF32}, ExactCase{"qwen3_5_text", DType::kBF16},
                       ExactCase{"gpt_oss_window", DType::kF32}, ExactCase{"gpt_oss_window", DType::kBF16},
                       ExactCase{"gpt_oss", DType::kBF16}, ExactCase{"qwen3_5_moe_text", DType::kBF16}, ExactCase{"qwen3_next", DType::kF32},
-                      ExactCase{"qwen3_next", DType::kBF16}),
+                      ExactCase{"qwen3_next", DType::kBF16}, ExactCase{"minimax_m2", DType::kF32}, ExactCase{"minimax_m2", DType::kBF16},
+                      ExactCase{"minimax_m2", DType::kBF16, true}, ExactCase{"afmoe", DType::kBF16}, ExactCase{"afmoe_window", DType::kF32},
+                      ExactCase{"afmoe_window", DType::kBF16}, ExactCase{"afmoe", DType::kBF16, true}),
     [](const auto& test) {
       return test.param.family + (test.param.is_wide ? "_wide" : "") + (test.param.compute == DType::kF32 ? "_f32" : "_bf16");
     });
@@ -364,7 +366,8 @@ TEST_P(FamilyTest, GradientsAreThoseOfFiniteDifferences) {
 }
 INSTANTIATE_TEST_SUITE_P(Families, FamilyTest,
                          ::testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "smollm3", "mixtral", "olmo2", "phi3",
-                                           "qwen2_window", "qwen3_5_text", "gpt_oss", "gpt_oss_window", "qwen3_5_moe_text", "qwen3_next"));
+                                           "qwen2_window", "qwen3_5_text", "gpt_oss", "gpt_oss_window", "qwen3_5_moe_text", "qwen3_next",
+                                           "minimax_m2", "afmoe", "afmoe_window"));
 
 // Each sequence needs a state of the cache, be its step recorded or not.
 TEST(Decoder, RefusesSequencesWithoutStates) {
@@ -506,7 +509,7 @@ TEST(Decoder, PartsThatAreMadeAgainTakeNoMemory) {
 }
 
 TEST(Decoder, ActivationsTakeWhatIsForetold) {
-  for (const char* family : {"qwen3", "llama", "olmo2", "phi3"}) {
+  for (const char* family : {"qwen3", "llama", "olmo2", "phi3", "minimax_m2", "afmoe"}) {
     SmallModel model(family);
     const Packed packed = packed_for_sizes(model);
     std::vector<ActivationCheckpointing> all = all_checkpointings();

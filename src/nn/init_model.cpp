@@ -9,6 +9,12 @@
 #include "ops/attention.hpp"
 
 namespace prl::nn {
+namespace {
+
+/// Of a head's elements those that a model made here rotates if its family rotates some: half, in whole steps.
+std::int64_t half_of_head(std::int64_t head_dim) { return (head_dim / 2 + ops::kRotaryStep - 1) / ops::kRotaryStep * ops::kRotaryStep; }
+
+}  // namespace
 
 ModelConfig make_model_config(const InitModelOptions& o) {
   const Family& family = find_family(o.family, "init-model");
@@ -71,12 +77,16 @@ ModelConfig make_model_config(const InitModelOptions& o) {
                                  {"sliding_window", has_window ? boost::json::value(o.sliding_window) : nullptr},
                                  {"use_sliding_window", has_window},
                                  {"max_window_layers", 1},
+                                 {"rotary_dim", half_of_head(o.head_dim)},
                                  {"linear_num_key_heads", o.num_kv_heads},
                                  {"linear_num_value_heads", o.num_heads},
                                  {"linear_key_head_dim", o.head_dim},
                                  {"linear_value_head_dim", o.head_dim},
                                  // The last layer, where there are fewer than the family's interval.
                                  {"full_attention_interval", std::min<std::int64_t>(o.num_layers, 4)},
+                                 {"global_attn_every_n_layers", std::min<std::int64_t>(o.num_layers, 4)},
+                                 {"mup_enabled", true},
+                                 {"num_shared_experts", 1},
                                  {"no_rope_layer_interval", std::min<std::int64_t>(o.num_layers, 4)}};
   family.configure(ConfigReader("init-model", keys), config);
   if (has_window && config.window == 0 && o.sliding_window < o.max_position)

@@ -93,7 +93,7 @@ Var shared_hidden(Frame& frame, const BoundModel& model, std::int64_t layer, con
                                        : project(frame, x, gate_up, /*has_gate=*/true);
 }
 
-/// routed + the MLP of the experts that every token passes; written where `routed` is.
+/// routed + the MLP of the experts that every token passes, in memory.delta_TH where there is that.
 Var add_shared_experts(Frame& frame, Frame& mlp, const BoundModel& model, std::int64_t layer, const Var& x, const Var& routed,
                        const LayerMemory& memory) {
   if (model.shared.group != nullptr) {
@@ -105,12 +105,14 @@ Var add_shared_experts(Frame& frame, Frame& mlp, const BoundModel& model, std::i
     const Var part = autograd::linear(mlp, model.whole(mlp, hidden), model.linear(Block::kDown, layer, nullptr));
     return autograd::add(frame, kept, model.whole(mlp, part), memory.delta_TH);
   }
+  const bool is_block_output = !model.weights.config.norms_outputs;
   const Var hidden = shared_hidden(mlp, model, layer, x, &model.weights.matrix(Block::kDown, layer));
   const LinearParameter down = model.linear(Block::kDown, layer, nullptr);
   ops::LinearFusion fusion;
   fusion.residual_TN = routed.value;
   if (const Var sum = autograd::fused_linear(mlp, hidden, down, fusion, memory.delta_TH); sum.is_defined()) return sum;
-  return autograd::add(frame, routed, autograd::linear(mlp, hidden, down, memory.shared_TH, /*is_block_output=*/true), memory.delta_TH);
+  return autograd::add(frame, routed, autograd::linear(mlp, hidden, down, memory.shared_TH, is_block_output), memory.delta_TH,
+                       is_block_output);
 }
 
 /// Attention of a layer by the heads of this device, with norms of each head or none.
@@ -125,11 +127,12 @@ AttentionParameter attention_of(const BoundModel& model, std::int64_t i, const N
           .rope = &model.weights.rope_of(i),
           .window = c.window_of(i),
           .sinks_H = view_or_none(model.weights.vector(Block::kSinks, i)),
-          .dsinks_H = model.gradient(Block::kSinks, i)};
+          .dsinks_H = model.gradient(Block::kSinks, i),
+          .gates_are_apart = c.gates_are_apart};
 }
 
-/// A layer whose norms are of what attention and MLP give: x + norm(attention(x)), and the same of the MLP. `q_norm` and `k_norm` are over
-/// all heads at once.
+/// A layer whose norms are of what attention and MLP give, and no others: x + norm(attention(x)), and the same of the MLP. `q_norm` and
+/// `k_norm` are over all heads at once.
 Stream output_normed_layer(Frame& frame, PartFrames& part, const BoundModel& model, std::int64_t i, const Stream& in,
                            const AttentionIndex& index, const LayerMemory& memory) {
   const auto linear = [&](Block block, const ops::LinearWeight& next) { return model.linear(block, i, &next); };
@@ -287,6 +290,37 @@ Var attend(Frame& frame, const BoundModel& model, std::int64_t i, const Var& pro
   return model.whole(frame, autograd::self_attention(frame, projected, attention, index));
 }
 
+/// A layer with norms of what attention and MLP take and of what they give: x + norm(attention(norm(x))), and the same of the MLP.
+Stream doubly_normed_layer(Frame& frame, PartFrames& part, const BoundModel& model, std::int64_t i, const Stream& in,
+                           const AttentionIndex& index, const LayerMemory& memory) {
+  const ModelConfig& c = model.weights.config;
+  const bool is_sparse = c.is_sparse(i);
+  const auto linear = [&](Block block, const ops::LinearWeight& next) { return model.linear(block, i, &next); };
+  const auto weight = [&](Block block) -> const ops::LinearWeight& { return model.weights.matrix(block, i); };
+  const AttentionParameter attention = attention_of(model, i, model.norm(Block::kQNorm, i), model.norm(Block::kKNorm, i));
+  const Projected qkv = project_normed(part.norm, part.attn_proj, in, model.norm(Block::kInputNorm, i),
+                                       linear(Block::kQkv, weight(Block::kO)), /*has_gate=*/false, /*sum_out=*/{});
+  const Var heads = attend(part.heads, model, i, qkv.value, attention, index);
+  const Var attended = autograd::linear(frame, heads, linear(Block::kO, weight(is_sparse ? Block::kRouter : Block::kGateUp)));
+  const Stream of_mlp{qkv.sum, autograd::rms_norm(frame, attended, model.norm(Block::kAttentionOutNorm, i), memory.delta_TH)};
+
+  const auto give = [&](const Var& sum, const Var& out) -> Stream {
+    return {sum, autograd::rms_norm(frame, out, model.norm(Block::kMlpOutNorm, i), memory.delta_TH)};
+  };
+  if (!is_sparse) {
+    const Projected hidden = project_normed(part.norm, part.mlp, of_mlp, model.norm(Block::kPostNorm, i),
+                                            linear(Block::kGateUp, weight(Block::kDown)), /*has_gate=*/true, memory.residual_TH);
+    return give(hidden.sum, autograd::linear(frame, hidden.value, linear(Block::kDown, after_layer(model.weights, i))));
+  }
+  const Projected normed = norm_stream(part.norm, of_mlp, model.norm(Block::kPostNorm, i), memory.residual_TH);
+  if (c.shared_expert_size == 0) return give(normed.sum, autograd::experts(part.mlp, normed.value, model.experts(i)));
+  // What the last norm reads is kept; what is added to it is not.
+  const Var routed = autograd::experts(part.mlp, normed.value, model.experts(i), memory.delta_TH);
+  LayerMemory kept = memory;
+  kept.delta_TH = {};
+  return give(normed.sum, add_shared_experts(frame, part.mlp, model, i, normed.value, routed, kept));
+}
+
 }  // namespace
 
 Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, const Stream& in, const AttentionIndex& index,
@@ -296,12 +330,14 @@ Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, cons
   const auto weight = [&](Block block) { return &model.weights.matrix(block, i); };
   const NormParameter q_norm = model.norm(Block::kQNorm, i), k_norm = model.norm(Block::kKNorm, i);
   PartFrames part(frame, memory, q_norm.weight.data != nullptr);
+  if (c.norms_outputs && c.norms_inputs) return doubly_normed_layer(frame, part, model, i, in, index, memory);
   if (c.norms_outputs) return output_normed_layer(frame, part, model, i, in, index, memory);
 
-  const AttentionParameter attention = attention_of(model, i, q_norm, k_norm);
   const Projected qkv = project_normed(part.norm, part.attn_proj, in, model.norm(Block::kInputNorm, i),
                                        model.linear(Block::kQkv, i, weight(Block::kO)), /*has_gate=*/false, /*sum_out=*/{});
-  const Var heads = attend(part.heads, model, i, qkv.value, attention, index);
+  const Var projections = c.qk_norm_is_whole ? autograd::norm_projections(part.heads, qkv.value, q_norm, k_norm) : qkv.value;
+  const AttentionParameter attention = c.qk_norm_is_whole ? attention_of(model, i, {}, {}) : attention_of(model, i, q_norm, k_norm);
+  const Var heads = attend(part.heads, model, i, projections, attention, index);
   const Stream attended =
       project_onto(frame, model, qkv.sum, heads, model.linear(Block::kO, i, weight(is_sparse ? Block::kRouter : Block::kGateUp)), memory,
                    /*is_block_output=*/false);
@@ -335,8 +371,8 @@ Var decoder_forward(Frame& frame, const BoundModel& model, const ops::TokenIds& 
 
   Stream stream;
   Frame first = frame.in(*region);
-  stream.residual_TH =
-      autograd::embedding(first, w.embedding_VH(), g != nullptr ? view_or_none(g->grad(Block::kEmbedding)) : TensorView{}, ids);
+  stream.residual_TH = autograd::embedding(first, w.embedding_VH(), g != nullptr ? view_or_none(g->grad(Block::kEmbedding)) : TensorView{},
+                                           ids, static_cast<float>(w.config.embedding_scale));
 
   // Without a tape two pairs of stream buffers take turns and everything else of a layer is given back after it. With one, no backward
   // rule reads the outputs that are added to the stream, so that all of them share one buffer.

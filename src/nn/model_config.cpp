@@ -395,8 +395,9 @@ std::string saved_config_json(const ModelConfig& config, DType dtype) {
   json::value value = json::parse(config.raw_json);
   json::object& object = value.get_object();
   object[object.contains("dtype") ? "dtype" : "torch_dtype"] = name;
-  object.erase(kQuantization.data());                                     // what was read has been undone
-  for (const char* key : {"num_nextn_predict_layers", "num_mtp_layers"})  // their tensors were not read
+  object.erase(kQuantization.data());  // what was read has been undone
+  // The tensors of these layers were not read.
+  for (const char* key : {"num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules"})
     if (config.num_skipped_layers > 0 && object.contains(key)) object[key] = 0;
   return pretty_json(value);
 }

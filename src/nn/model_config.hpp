@@ -38,8 +38,9 @@ struct Yarn {
 /// How files hold the matrices of a layer's experts: "mlp.experts.0.gate_proj", up_proj and down_proj, or as Mixtral's do
 /// "block_sparse_moe.experts.0.w1", w3 and w2, or as GPT-OSS's do all experts' in one tensor "mlp.experts.gate_up_proj" and one
 /// "mlp.experts.down_proj" (stored_layout.hpp), the outputs of gate and up taking turns, or as Qwen 3.5's do in two such tensors the
-/// matrices themselves, the outputs of gate before those of up.
-enum class ExpertNames : std::uint8_t { kProjections, kNumbered, kStacked, kStackedRows };
+/// matrices themselves, the outputs of gate before those of up. AFMoE's have the first names, and "mlp.router.gate" and "mlp.expert_bias"
+/// for what chooses experts.
+enum class ExpertNames : std::uint8_t { kProjections, kNumbered, kStacked, kStackedRows, kTokenChoice };
 
 /// The activation of experts whose gate and up take turns (GPT-OSS): see ops::ClampedGate.
 struct ClampedSwiglu {
@@ -86,17 +87,20 @@ struct ModelConfig {
   std::int64_t window = 0;                     ///< keys that a query of windowed_layers sees at most, its own included; 0: there are none
   std::vector<std::int64_t> windowed_layers;   ///< with sliding windows (Mistral 7B v0.1), ascending
   LinearAttention linear;
-  bool gates_heads = false;    ///< q_proj gives each head an output gate beside its query (Qwen 3.5)
-  bool norms_add_one = false;  ///< norms multiply by 1 + weight: those of the stream and of heads (Qwen 3.5)
+  bool gates_heads = false;      ///< heads have output gates, which q_proj gives beside each query (Qwen 3.5)
+  bool gates_are_apart = false;  ///< these gates are the outputs of a matrix of their own (AFMoE)
+  bool norms_add_one = false;    ///< norms multiply by 1 + weight: those of the stream and of heads (Qwen 3.5)
   float rms_norm_eps = 1e-6f;
   bool tie_word_embeddings = false;
   bool attention_bias = false;  ///< q, k, v have a bias (Qwen2)
   bool attention_out_bias = false;
   bool mlp_bias = false;
-  bool attention_sinks = false;    ///< each head's softmax has a learned logit more, without a key and a value (GPT-OSS)
-  bool qk_norm = false;            ///< RMS norm on q and k, per head (Qwen3)
-  bool qk_norm_is_whole = false;   ///< that norm is over all heads at once (OLMo 2)
-  bool norms_outputs = false;      ///< the norms of a layer are of what attention and MLP give, not of what they take (OLMo 2)
+  bool attention_sinks = false;   ///< each head's softmax has a learned logit more, without a key and a value (GPT-OSS)
+  bool qk_norm = false;           ///< RMS norm on q and k, per head (Qwen3)
+  bool qk_norm_is_whole = false;  ///< that norm is over all heads at once (OLMo 2)
+  // A layer has norms of what attention and MLP take, or of what they give (OLMo 2), or of both (AFMoE).
+  bool norms_inputs = true, norms_outputs = false;
+  double embedding_scale = 1.0;    ///< multiplies the rows of the embedding that enter the first layer (AFMoE)
   bool fuses_projections = false;  ///< q, k, v are one tensor in files and adapters, and so are gate and up (Phi-3)
   // Layers whose MLP is a mixture of experts (Qwen3-MoE, GLM-4.5, Mixtral); 0 experts: there is none.
   std::int64_t num_experts = 0;

@@ -285,8 +285,8 @@ std::vector<StoredTensor> match_stored_weights(const io::SafetensorsFolder& file
          config.model_type);
   }
   if (num_skipped > 0)
-    log::info("{}: {} tensors of layers for multi-token prediction (key 'num_nextn_predict_layers') are left out", files.path().string(),
-              num_skipped);
+    log::info("{}: {} tensors of layers for multi-token prediction (keys 'num_nextn_predict_layers', 'num_mtp_modules') are left out",
+              files.path().string(), num_skipped);
   if (num_of_others > 0)
     log::info("{}: {} tensors of other parts than the one for text (images, multi-token prediction) are left out", files.path().string(),
               num_of_others);

@@ -44,6 +44,7 @@ void check_same_model(const ModelConfig& wanted, const ModelConfig& found, const
     fail(ErrorCode::kInvalidArgument, "{} is of another model: its layers of linear attention are [{}] or of other sizes, this one's [{}]",
          where.string(), fmt::join(found.linear.layers, ", "), fmt::join(wanted.linear.layers, ", "));
   check("rms_norm_eps", wanted.rms_norm_eps, found.rms_norm_eps);
+  check("mup_enabled", wanted.embedding_scale != 1.0, found.embedding_scale != 1.0);
   check("tie_word_embeddings", wanted.tie_word_embeddings, found.tie_word_embeddings);
   check("attention_bias", wanted.attention_bias, found.attention_bias);
   check("attention_out_bias", wanted.attention_out_bias, found.attention_out_bias);

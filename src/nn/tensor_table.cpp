@@ -21,8 +21,9 @@ bool attention_bias(const ModelConfig& c, std::int64_t) { return c.attention_bia
 bool out_bias(const ModelConfig& c, std::int64_t) { return c.attention_out_bias; }
 bool head_norms(const ModelConfig& c, std::int64_t layer) { return c.qk_norm && !c.is_linear(layer); }
 bool own_head(const ModelConfig& c, std::int64_t) { return !c.tie_word_embeddings; }
-bool norm_before(const ModelConfig& c, std::int64_t) { return !c.norms_outputs; }
+bool norm_before(const ModelConfig& c, std::int64_t) { return c.norms_inputs; }
 bool norm_after(const ModelConfig& c, std::int64_t) { return c.norms_outputs; }
+bool head_gates(const ModelConfig& c, std::int64_t layer) { return c.gates_are_apart && !c.is_linear(layer); }
 bool split(const ModelConfig& c, std::int64_t layer) { return !c.fuses_projections && !c.is_linear(layer); }
 bool fused(const ModelConfig& c, std::int64_t) { return c.fuses_projections; }
 bool dense(const ModelConfig& c, std::int64_t layer) { return !c.is_sparse(layer); }
@@ -44,7 +45,8 @@ Shape vocab_by_hidden(const ModelConfig& c) { return {c.vocab_size, c.hidden_siz
 Shape hidden(const ModelConfig& c) { return {c.hidden_size}; }
 Shape q_norm(const ModelConfig& c) { return {c.qk_norm_is_whole ? q_width(c) : c.head_dim}; }
 Shape k_norm(const ModelConfig& c) { return {c.qk_norm_is_whole ? kv_width(c) : c.head_dim}; }
-Shape q_by_hidden(const ModelConfig& c) { return {(c.gates_heads ? 2 : 1) * q_width(c), c.hidden_size}; }
+Shape q_by_hidden(const ModelConfig& c) { return {(c.gates_heads && !c.gates_are_apart ? 2 : 1) * q_width(c), c.hidden_size}; }
+Shape gates_by_hidden_of_heads(const ModelConfig& c) { return {q_width(c), c.hidden_size}; }
 Shape kv_by_hidden(const ModelConfig& c) { return {kv_width(c), c.hidden_size}; }
 Shape qkv_by_hidden(const ModelConfig& c) { return {q_width(c) + 2 * kv_width(c), c.hidden_size}; }
 Shape q_bias(const ModelConfig& c) { return {q_width(c)}; }
@@ -99,6 +101,7 @@ constexpr std::array kRowsOfTable{
     Row{S::kEmbedding, B::kEmbedding, kBefore, "model.embed_tokens.weight", "token_embd.weight", shape::vocab_by_hidden, when::always, kReplicated},
     Row{S::kInputNorm, B::kInputNorm, kInLayer, "input_layernorm.weight", "attn_norm.weight", shape::hidden, when::norm_before, kReplicated},
     Row{S::kQ, B::kQkv, kInLayer, "self_attn.q_proj.weight", "attn_q.weight", shape::q_by_hidden, when::split, kShared},
+    Row{S::kHeadGate, B::kQkv, kInLayer, "self_attn.gate_proj.weight", "attn_gate.weight", shape::gates_by_hidden_of_heads, when::head_gates, kShared},
     Row{S::kK, B::kQkv, kInLayer, "self_attn.k_proj.weight", "attn_k.weight", shape::kv_by_hidden, when::split, kShared},
     Row{S::kV, B::kQkv, kInLayer, "self_attn.v_proj.weight", "attn_v.weight", shape::kv_by_hidden, when::split, kShared},
     Row{S::kFusedQkv, B::kQkv, kInLayer, "self_attn.qkv_proj.weight", "attn_qkv.weight", shape::qkv_by_hidden, when::fused, kShared},
@@ -149,14 +152,15 @@ constexpr std::array kRowsOfTable{
 static_assert(std::ranges::is_sorted(kRowsOfTable, {}, &Row::slot) &&
                   kRowsOfTable.size() == static_cast<std::size_t>(Slot::kStackedDownBias) + 1,
               "one row per slot, in order");
-static_assert(kNumBlockKinds == static_cast<std::size_t>(Block::kLinearALoraB) + 1);
+static_assert(kNumBlockKinds == static_cast<std::size_t>(Block::kHeadGateLoraB) + 1);
 
 constexpr const Row& row_of(Slot slot) { return kRowsOfTable[static_cast<std::size_t>(slot)]; }
 
-/// Of ExpertNames::kNumbered, behind "block_sparse_moe." and the expert; nullptr for tensors outside of them.
+/// Of ExpertNames::kNumbered, behind "block_sparse_moe." and the expert; nullptr for other tensors.
 const char* numbered_name(Slot slot) {
   switch (slot) {
     case S::kRouter: return "gate.weight";
+    case S::kRouterBias: return "e_score_correction_bias";
     case S::kExpertGate: return "w1.weight";
     case S::kExpertUp: return "w3.weight";
     case S::kExpertDown: return "w2.weight";
@@ -174,9 +178,29 @@ const char* gated_shared_name(Slot slot) {
   }
 }
 
+/// Of models with norms of what attention and MLP take and of what they give, behind the layer; nullptr for other tensors.
+const char* doubly_normed_name(Slot slot) {
+  switch (slot) {
+    case S::kPostNorm: return "pre_mlp_layernorm.weight";
+    case S::kMlpOutNorm: return "post_mlp_layernorm.weight";
+    default: return nullptr;
+  }
+}
+
+/// Of ExpertNames::kTokenChoice, behind the layer; nullptr for other tensors.
+const char* token_choice_name(Slot slot) {
+  switch (slot) {
+    case S::kRouter: return "mlp.router.gate.weight";
+    case S::kRouterBias: return "mlp.expert_bias";
+    default: return nullptr;
+  }
+}
+
 std::string name_in(const ModelConfig& config, Slot slot, std::int64_t layer, std::int64_t expert) {
-  const char* gated = config.gates_shared_expert ? gated_shared_name(slot) : nullptr;
-  return gated != nullptr ? fmt::format("model.layers.{}.{}", layer, gated) : checkpoint_name(slot, layer, expert, config.expert_names);
+  const char* own = config.gates_shared_expert ? gated_shared_name(slot) : nullptr;
+  if (config.norms_inputs && config.norms_outputs && own == nullptr) own = doubly_normed_name(slot);
+  if (config.expert_names == ExpertNames::kTokenChoice && own == nullptr) own = token_choice_name(slot);
+  return own != nullptr ? fmt::format("model.layers.{}.{}", layer, own) : checkpoint_name(slot, layer, expert, config.expert_names);
 }
 
 /// Rows that a vector has as a matrix in files; 0: it is a vector there, too.
@@ -237,6 +261,7 @@ std::optional<Block> lora_a_of(Block matrix) noexcept {
 std::optional<Block> lora_b_of(Slot slot) noexcept {
   switch (slot) {
     case Slot::kQ: return Block::kQLoraB;
+    case Slot::kHeadGate: return Block::kHeadGateLoraB;
     case Slot::kK: return Block::kKLoraB;
     case Slot::kV: return Block::kVLoraB;
     case Slot::kLinearOut:
@@ -307,6 +332,11 @@ void check_shards(const ModelConfig& config, int size) {
          "{} devices cannot share the layers of this {} model: {}; one device (inference.parallel.tp = 1) is wanted", size,
          config.model_type,
          config.fuses_projections ? "q, k and v are one tensor, and so are gate and up" : "the norms of q and k are over all heads");
+  if (config.gates_are_apart)
+    fail(ErrorCode::kNotImplemented,
+         "{} devices cannot share the layers of this {} model, whose heads have output gates; one device (inference.parallel.tp = 1) is "
+         "wanted",
+         size, config.model_type);
   if (!config.linear.layers.empty())
     fail(ErrorCode::kNotImplemented,
          "{} devices cannot share the layers of this {} model: some have linear attention; one device "

@@ -19,6 +19,7 @@ enum class Slot : std::uint8_t {
   kEmbedding,
   kInputNorm,
   kQ,
+  kHeadGate,  ///< gates of heads, where these are a matrix of their own
   kK,
   kV,
   kFusedQkv,  ///< in place of the three
@@ -117,8 +118,9 @@ enum class Block : std::uint8_t {
   kLinearZLoraB,
   kLinearBLoraB,
   kLinearALoraB,
+  kHeadGateLoraB,
 };
-inline constexpr std::size_t kNumBlockKinds = 43;
+inline constexpr std::size_t kNumBlockKinds = 44;
 
 /// Elements [begin, end) of the array behind all masters, gradients or moments.
 struct ElementRange {

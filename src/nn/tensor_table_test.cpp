@@ -86,7 +86,7 @@ TEST(TensorTable, MastersLieInOneArrayVectorsFirst) {
 
 TEST(TensorTable, IsCountedWithoutBeingMade) {
   for (const char* family : {"llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "mistral", "smollm3", "mixtral", "olmo2", "phi3",
-                             "gpt_oss", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"})
+                             "gpt_oss", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "minimax_m2", "afmoe"})
     for (const bool tied : {true, false}) {
       const ModelConfig config = config_of(family, tied);
       const TensorTablePtr table = make_tensor_table(config);
@@ -149,6 +149,22 @@ std::vector<std::string> layer_tensors(const std::string& family) {
   return names;
 }
 
+TEST(TensorTable, MixtralsNamesMayHaveABias) {
+  InitModelOptions options = small_options("minimax_m2");
+  options.num_layers = options.num_experts = options.num_active_experts = 1;
+  const TensorTablePtr table = make_tensor_table(make_model_config(options));
+  std::vector<std::string> names;
+  for (const TensorSpec& spec : table->tensors())
+    if (spec.layer == 0) names.push_back(spec.name.substr(15) + " " + spec.stored_shape().to_string());
+  EXPECT_THAT(names,
+              ::testing::ElementsAre("input_layernorm.weight [64]", "self_attn.q_proj.weight [128, 64]", "self_attn.k_proj.weight [64, 64]",
+                                     "self_attn.v_proj.weight [64, 64]", "self_attn.q_norm.weight [128]", "self_attn.k_norm.weight [64]",
+                                     "self_attn.o_proj.weight [64, 128]", "post_attention_layernorm.weight [64]",
+                                     "block_sparse_moe.gate.weight [1, 64]", "block_sparse_moe.e_score_correction_bias [1]",
+                                     "block_sparse_moe.experts.0.w1.weight [80, 64]", "block_sparse_moe.experts.0.w3.weight [80, 64]",
+                                     "block_sparse_moe.experts.0.w2.weight [64, 80]"));
+}
+
 TEST(TensorTable, ExpertsMayBeOneTensorInFiles) {
   InitModelOptions options = small_options("gpt_oss");
   options.num_layers = 1;
@@ -175,6 +191,28 @@ TEST(TensorTable, NormsMayStandBehindWhatTheyNormAndSpanAllHeads) {
                              "mlp.down_proj.weight [64, 80]", "post_feedforward_layernorm.weight [64]"));
 }
 
+TEST(TensorTable, LayersMayNormInputsAndOutputsAndGateHeadsApart) {
+  InitModelOptions options = small_options("afmoe");
+  options.num_layers = 2;
+  options.num_experts = options.num_active_experts = 1;
+  const TensorTablePtr table = make_tensor_table(make_model_config(options));
+  std::vector<std::string> names[2];
+  for (const TensorSpec& spec : table->tensors())
+    if (spec.layer >= 0) names[spec.layer].push_back(spec.name.substr(15) + " " + spec.stored_shape().to_string());
+  EXPECT_THAT(names[0], ::testing::ElementsAre(
+                            "input_layernorm.weight [64]", "self_attn.q_proj.weight [128, 64]", "self_attn.gate_proj.weight [128, 64]",
+                            "self_attn.k_proj.weight [64, 64]", "self_attn.v_proj.weight [64, 64]", "self_attn.q_norm.weight [32]",
+                            "self_attn.k_norm.weight [32]", "self_attn.o_proj.weight [64, 128]", "post_attention_layernorm.weight [64]",
+                            "pre_mlp_layernorm.weight [64]", "mlp.gate_proj.weight [80, 64]", "mlp.up_proj.weight [80, 64]",
+                            "mlp.down_proj.weight [64, 80]", "post_mlp_layernorm.weight [64]"));
+  names[1].erase(names[1].begin(), names[1].begin() + 10);
+  EXPECT_THAT(names[1], ::testing::ElementsAre("post_mlp_layernorm.weight [64]", "mlp.router.gate.weight [1, 64]", "mlp.expert_bias [1]",
+                                               "mlp.shared_experts.gate_proj.weight [40, 64]", "mlp.shared_experts.up_proj.weight [40, 64]",
+                                               "mlp.shared_experts.down_proj.weight [64, 40]", "mlp.experts.0.gate_proj.weight [40, 64]",
+                                               "mlp.experts.0.up_proj.weight [40, 64]", "mlp.experts.0.down_proj.weight [64, 40]"));
+  EXPECT_EQ(table->blocks()[table->find(Block::kQkv, 1)].shape, (Shape{384, 64})) << "queries, gates, keys and values are one product";
+}
+
 TEST(TensorTable, ProjectionsMayBeOneTensor) {
   EXPECT_THAT(layer_tensors("phi3"), ::testing::ElementsAre("input_layernorm.weight [64]", "self_attn.qkv_proj.weight [256, 64]",
                                                             "self_attn.o_proj.weight [64, 128]", "post_attention_layernorm.weight [64]",
@@ -186,7 +224,7 @@ TEST(TensorTable, ProjectionsMayBeOneTensor) {
 }
 
 TEST(TensorTable, FamiliesThatDevicesCannotShareAreRefused) {
-  for (const char* family : {"olmo2", "phi3", "gpt_oss"}) {
+  for (const char* family : {"olmo2", "phi3", "gpt_oss", "minimax_m2", "afmoe"}) {
     const ModelConfig config = make_model_config(small_options(family));
     EXPECT_NO_THROW(check_shards(config, 1));
     try {

@@ -27,6 +27,8 @@ nn::InitModelOptions sizes_of(const config::InitModelConfig& config) {
     case config::ModelFamily::kGptOss: options.family = "gpt_oss"; break;
     case config::ModelFamily::kQwen35Moe: options.family = "qwen3_5_moe_text"; break;
     case config::ModelFamily::kQwen3Next: options.family = "qwen3_next"; break;
+    case config::ModelFamily::kMiniMaxM2: options.family = "minimax_m2"; break;
+    case config::ModelFamily::kAfmoe: options.family = "afmoe"; break;
   }
   options.vocab_size = config.vocab_size;
   options.hidden_size = config.hidden_size;

@@ -139,7 +139,7 @@ nn::InitModelOptions model_of(const std::string& family, bool is_tied) {
   options.vocab_size = kVocabulary;
   options.num_heads = options.num_kv_heads = 4;
   options.head_dim = 16;
-  options.sliding_window = family == "mistral" || family == "gpt_oss" ? 5 : 0;
+  options.sliding_window = family == "mistral" || family == "gpt_oss" || family == "afmoe" ? 5 : 0;
   options.tie_word_embeddings = is_tied;
   return options;
 }
@@ -157,7 +157,7 @@ class ContextParallel : public ::testing::Test {
 };
 
 TEST_F(ContextParallel, FamiliesGiveTheBitsOfOneRank) {
-  for (const std::string family : {"qwen3", "qwen2", "llama", "smollm3", "olmo2", "phi3", "mistral", "gpt_oss"})
+  for (const std::string family : {"qwen3", "qwen2", "llama", "smollm3", "olmo2", "phi3", "mistral", "gpt_oss", "minimax_m2", "afmoe"})
     for (const bool is_tied : {false, true}) {
       Scratch scratch(fmt::format("cp-{}-{}", family, is_tied));
       nn::init_model(model_of(family, is_tied), scratch.path);

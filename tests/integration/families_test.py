@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Mixtral, OLMo 2, Phi-3, GPT-OSS, Qwen 3.5 and Qwen3-Next from nothing to RL in lock-step, with their files' own names of tensors and modules."""
+"""Mixtral, MiniMax-M2, AFMoE, OLMo 2, Phi-3, GPT-OSS, Qwen 3.5 and Qwen3-Next from nothing to RL in lock-step, with their files' own names of tensors and modules."""
 import json
 import os
 
@@ -11,6 +11,14 @@ STEPS = 4
 FAMILIES = {
     "mixtral": (["--num-experts", 6, "--num-experts-per-tok", 2], ["q_proj", "k_proj", "v_proj", "o_proj", "experts"],
                 ["block_sparse_moe.gate.weight", "block_sparse_moe.experts.5.w1.weight", "block_sparse_moe.experts.0.w3.weight"]),
+    "minimax_m2": (["--num-experts", 6, "--num-experts-per-tok", 2], ["q_proj", "k_proj", "v_proj", "o_proj", "experts"],
+                   ["self_attn.q_norm.weight", "block_sparse_moe.gate.weight", "block_sparse_moe.e_score_correction_bias",
+                    "block_sparse_moe.experts.5.w1.weight"]),
+    # A dense layer with a window, then one with experts, full attention and no rotation. Its heads' gates share their name with those of MLPs.
+    "afmoe": (["--num-experts", 6, "--num-experts-per-tok", 2, "--sliding-window", 12],
+              ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+              ["self_attn.gate_proj.weight", "pre_mlp_layernorm.weight", "post_mlp_layernorm.weight", "mlp.router.gate.weight", "mlp.expert_bias",
+               "mlp.shared_experts.up_proj.weight", "mlp.experts.5.down_proj.weight"]),
     "olmo2": ([], ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
               ["self_attn.q_norm.weight", "post_attention_layernorm.weight", "post_feedforward_layernorm.weight"]),
     "gpt_oss": (["--num-experts", 6, "--num-experts-per-tok", 2, "--sliding-window", 12], ["q_proj", "k_proj", "v_proj", "o_proj"],
@@ -84,7 +92,7 @@ def test_adapters_have_the_names_of_the_familys_modules():
             merged = fine_tune(folder, "one", *lora("model", family, "--ckpt.weights.save-adapter-separately", "--optim.lr", "2e-2", "--compute.dtype", "float32"))
             adapter = next((folder / "one").rglob("adapter_model.safetensors"))
             config = json.loads((adapter.parent / "adapter_config.json").read_text())
-            if family not in ("mixtral", "qwen3_next"):  # whose experts are named one by one, and so is the shared one
+            if family not in ("mixtral", "minimax_m2", "qwen3_next", "afmoe"):  # whose experts are named one by one, and so is the shared one
                 check(sorted(config["target_modules"]) == sorted(targets), f"{family}: {config['target_modules']}")
             prl("convert", folder / "model", folder / "merged", "--adapter", adapter.parent, "--dtype", "float32")
             check(harness.tensor_digest(folder / "merged") == merged, f"{family}: merged by convert, other weights than the trainer's")
@@ -94,7 +102,7 @@ def test_adapters_have_the_names_of_the_familys_modules():
 
 
 def test_layers_that_cannot_be_shared_are_refused():
-    for family in ("olmo2", "phi3", "qwen3_5", "gpt_oss", "qwen3_next"):
+    for family in ("olmo2", "phi3", "qwen3_5", "gpt_oss", "qwen3_next", "minimax_m2", "afmoe"):
         with harness.workspace(f"family-shared-{family}") as folder:
             prepare(folder, family)
             said = "".join(prl("inference", "--model.name", folder / "model", "--parallel.tp", 2, "--compute.device", "cpu", "--server.port",

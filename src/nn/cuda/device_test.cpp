@@ -218,7 +218,10 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"qwen3_5_text", DType::kF32, ModelSize::kSmall}, Case{"qwen3_5_text", DType::kBF16, ModelSize::kEven},
                       Case{"qwen3_next", DType::kBF16, ModelSize::kSmall}, Case{"qwen3_next", DType::kF32, ModelSize::kSmall},
                       Case{"qwen3_5_moe_text", DType::kBF16, ModelSize::kEven}, Case{"gpt_oss_window", DType::kBF16, ModelSize::kSmall},
-                      Case{"gpt_oss", DType::kF32, ModelSize::kSmall}));
+                      Case{"gpt_oss", DType::kF32, ModelSize::kSmall}, Case{"minimax_m2", DType::kBF16, ModelSize::kSmall},
+                      Case{"minimax_m2", DType::kF32, ModelSize::kSmall}, Case{"minimax_m2", DType::kBF16, ModelSize::kEven},
+                      Case{"afmoe_window", DType::kBF16, ModelSize::kSmall}, Case{"afmoe", DType::kF32, ModelSize::kSmall},
+                      Case{"afmoe_window", DType::kBF16, ModelSize::kEven}));
 
 }  // namespace
 }  // namespace prl::nn

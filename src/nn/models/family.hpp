@@ -98,9 +98,11 @@ extern const Family kQwen35MoeFamily;
 extern const Family kQwen3NextFamily;
 extern const Family kGlm4MoeFamily;
 extern const Family kMixtralFamily;
+extern const Family kMiniMaxM2Family;
 extern const Family kOlmo2Family;
 extern const Family kOlmo3Family;
 extern const Family kPhi3Family;
 extern const Family kGptOssFamily;
+extern const Family kAfmoeFamily;
 
 }  // namespace prl::nn

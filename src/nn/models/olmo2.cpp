@@ -11,6 +11,7 @@ void configure_olmo2(const ConfigReader& reader, ModelConfig& config) {
   config.qk_norm = true;
   config.qk_norm_is_whole = true;
   config.norms_outputs = true;
+  config.norms_inputs = false;
   refuse_dropout(reader, {"attention_dropout"});
 }
 
