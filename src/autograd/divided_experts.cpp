@@ -1,7 +1,5 @@
 #include "autograd/divided_experts.hpp"
 
-#include <algorithm>
-#include <cstdlib>
 #include <memory>
 #include <span>
 #include <utility>
@@ -56,13 +54,15 @@ void join(Trips& trips) {
   for (Trip& trip : trips) join(trip);
 }
 
-/// From all ranks, or to all, rows of both sides.
-template <typename Out, typename In>
-Trip start(ops::OpContext& ctx, ExpertRanks* ranks, const std::vector<Out>& outs, const std::vector<In>& ins) {
-  if (ranks != nullptr) return ranks->start_all_to_all(outs, ins);
-  for (std::size_t r = 0; r < outs.size(); ++r)  // nobody is there: rows stay
+/// From all ranks, or to all, rows of both sides. Those of this rank itself are copied, and so are all if nobody is there.
+Trip start(ops::OpContext& ctx, ExpertRanks* ranks, std::vector<TensorView> outs, std::vector<ConstTensorView> ins) {
+  for (std::size_t r = 0; r < outs.size(); ++r) {
+    if (ranks != nullptr && static_cast<int>(r) != ranks->rank()) continue;
     ctx.runtime->copy_within(outs[r].data, ins[r].data, static_cast<std::size_t>(ins[r].shape.num_elements()) * size_of(ins[r].dtype));
-  return nullptr;
+    outs[r] = outs[r].rows(0, 0);
+    ins[r] = ins[r].rows(0, 0);
+  }
+  return ranks != nullptr ? ranks->start_all_to_all(outs, ins) : nullptr;
 }
 
 /// Rows of a part that lie here, of each rank.
@@ -151,8 +151,7 @@ std::shared_ptr<const DividedPlacement> place(Frame& frame, const Routing& routi
   const std::vector<std::int32_t>& own = begins[p.ranks != nullptr ? static_cast<std::size_t>(p.share.rank) : 0];
   count_load(frame, p, routing, own);
   placement->begin_of.push_back(0);
-  static const int kParts = std::getenv("PRL_PARTS") ? std::atoi(std::getenv("PRL_PARTS")) : 2;
-  const int num_parts = static_cast<int>(std::min<std::int64_t>(kParts, std::max<std::int64_t>(E / p.share.size, 1)));  // the same at each rank
+  const int num_parts = E / p.share.size >= 2 ? 2 : 1;  // the same at each rank
   for (int k = 0; k < num_parts; ++k)
     placement->parts.push_back(make_part(placement->begin_of, begins, own, p.share, p.ranks != nullptr, k, num_parts));
   placement->begin_P = frame.keep({static_cast<std::int64_t>(placement->begin_of.size())}, DType::kI32);

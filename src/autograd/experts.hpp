@@ -44,8 +44,8 @@ class ExpertRanks {
     /// Work that is queued from now on finds them there.
     virtual void join() = 0;
   };
-  /// ins[r] goes to rank r and outs[r] comes from it, once what is queued so far is done; all are contiguous, and may be empty. Trips end
-  /// in the order in which they were started.
+  /// ins[r] goes to rank r and outs[r] comes from it, once what is queued so far is done; all are contiguous, and may be empty, as those
+  /// of this rank itself are. Trips end in the order in which they were started.
   virtual std::unique_ptr<Trip> start_all_to_all(std::span<const TensorView> outs, std::span<const ConstTensorView> ins) = 0;
   /// Everyone's bytes, in the order of ranks. Host memory.
   virtual std::vector<std::string> gather_bytes(std::string_view mine) = 0;

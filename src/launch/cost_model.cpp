@@ -159,8 +159,9 @@ void add_exchange(StepCost& cost, const StepLoad& load, const Card& card, const 
   cost.exchange_bytes = exchanged * (ranks - 1) / ranks * static_cast<double>(cost.num_rounds);
   const trainer::ShardPlan plan = plan_of(load, table);
   const SectionTraffic traffic(load, card, plan);
-  const auto bucket =
-      static_cast<double>(trainer::exchange_bucket(sections, plan, {.reduce = load.step.reduce, .overlaps = load.step.overlaps_exchange}));
+  const auto bucket = static_cast<double>(trainer::exchange_bucket(
+      sections, plan,
+      {.reduce = load.step.reduce, .overlaps = load.step.overlaps_exchange, .divides_experts = load.policy.share.divides_experts}));
   const PassSeconds pass = pass_seconds(load, card);
   const auto add_rounds = [&](std::int64_t num_rounds, int num_active) {
     if (num_rounds == 0) return;

@@ -50,6 +50,7 @@ std::int64_t exchange_bucket(std::span<const nn::GradSection> sections, const Sh
       of_any = std::max(of_any, part);
       if (section.layer >= 0) of_layers = std::max(of_layers, part);
     }
+  if (options.overlaps && options.divides_experts) return of_any;
   return std::min(of_any, options.overlaps ? std::max(of_layers, options.bucket_elements) : options.bucket_elements);
 }
 

@@ -37,6 +37,9 @@ struct ExchangeOptions {
   comm::Communicator *shards = nullptr, *replicas = nullptr;
   int ranks_per_row = 1;
   bool overlaps = false;
+  /// Sections have no experts (nn::Parameters::has_experts_apart): then embedding and head are larger than all layers by far, and are sent
+  /// at once where it overlaps.
+  bool divides_experts = false;
   /// Of what one rank sends another, so much at once, unless it overlaps: then all that another owns of a layer.
   std::int64_t bucket_elements = std::int64_t{1} << 22;
 };

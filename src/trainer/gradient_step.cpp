@@ -152,7 +152,8 @@ GradientStep::Shard::Shard(Policy& policy, const GradientStepOptions& options, c
                 .shards = &mesh.along(comm::Axis::kShard),
                 .replicas = mesh.shape().size(comm::Axis::kReplicate) > 1 ? &mesh.along(comm::Axis::kReplicate) : nullptr,
                 .ranks_per_row = context != nullptr ? context->size() : 1,
-                .overlaps = options.overlaps_exchange}),
+                .overlaps = options.overlaps_exchange,
+                .divides_experts = policy.options().share.divides_experts}),
       optimizer(policy.context(), policy.parameters(), options.optim, options.optimizer_memory, policy.parameters().held()) {}
 
 GradientStep::Shard::~Shard() { trained.share_rows({}, nullptr); }

@@ -74,7 +74,8 @@ TrainingBytes training_bytes(const nn::ModelConfig& model, const PolicyOptions& 
   // A matrix that is head and embedding has a sum as each.
   if (splits_tied) bytes.gradients += part_of(sizeof(float) * static_cast<std::size_t>(model.vocab_size * model.hidden_size));
   if (divides_grads(num_ranks, step.reduce)) {  // fast sums are reduced where they are
-    const std::int64_t bucket = exchange_bucket(sections, plan, {.reduce = step.reduce, .overlaps = step.overlaps_exchange});
+    const std::int64_t bucket =
+        exchange_bucket(sections, plan, {.reduce = step.reduce, .overlaps = step.overlaps_exchange, .divides_experts = divides_experts});
     bytes.gradients += sizeof(float) * static_cast<std::size_t>(num_ranks * bucket);
   }
   const std::int64_t num_packed = model.num_parameters() + (policy.lora ? table->num_trainable() : 0);

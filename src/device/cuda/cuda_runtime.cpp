@@ -66,8 +66,8 @@ struct Visible {
   }
 };
 
-/// A copy of so many bytes is shared by threads, as one alone moves a sixth of what the link does between page-locked and other memory; they
-/// leave one of the slots to others.
+/// A copy of so many bytes is shared by threads, as one alone moves a sixth of what the link does between page-locked and other memory;
+/// they leave one of the slots to others.
 constexpr std::size_t kSharedCopy = std::size_t{64} << 20, kMaxStrands = 3;
 
 /// strand(first, num_strands): of the copy's pieces those of numbers first, first + num_strands, ...
