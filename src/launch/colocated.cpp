@@ -135,7 +135,6 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   const auto runtime = make_runtime(config.trainer.compute);
 
   open_logs(config.output_dir);
-
   const trainer::GradientStepOptions training = step_options(config.trainer, runtime);
   const trainer::PolicyOptions options = policy_options(config.trainer, runtime);
   const nn::ModelConfig model = nn::load_model_config(options.model);

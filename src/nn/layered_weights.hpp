@@ -7,9 +7,13 @@
 #include <span>
 #include <vector>
 
+#include "autograd/experts.hpp"
 #include "nn/weights.hpp"
 
 namespace prl::nn {
+
+/// Ranks that divide the experts of each layer.
+using ExpertRanks = autograd::ExpertRanks;
 
 /// Gives the matrices of one layer, of which others hold parts.
 class LayerFetch {
@@ -60,7 +64,7 @@ class LayeredWeights final : public LayerSource {
   /// Packs them, as renew() does.
   void pack_experts();
   /// How this rank meets those that have the other experts, from now on; borrowed. nullptr: nobody is there.
-  void meet_experts(autograd::ExpertRanks* ranks) noexcept { weights_->expert_ranks = ranks; }
+  void meet_experts(ExpertRanks* ranks) noexcept { weights_->expert_ranks = ranks; }
 
   /// Whom to ask for layers from now on; borrowed. nullptr: nobody, the matrices are what they are.
   void fetch_from(LayerFetch* fetch);

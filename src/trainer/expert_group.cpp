@@ -16,7 +16,7 @@ std::vector<int> all_ranks(const comm::Communicator& world) {
   return ranks;
 }
 
-class StartedTrip final : public autograd::ExpertRanks::Trip {
+class StartedTrip final : public nn::ExpertRanks::Trip {
  public:
   StartedTrip(MemberGroup& group, std::unique_ptr<comm::Started> started) : group_(group), started_(std::move(started)) {}
   void join() override {

@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "autograd/experts.hpp"
 #include "comm/communicator.hpp"
 #include "nn/layered_weights.hpp"
 #include "trainer/member_group.hpp"
@@ -13,7 +12,7 @@
 namespace prl::trainer {
 
 /// All ranks of the world, which divide the experts of each layer, in a group of their own beside what their other groups do. One thread.
-class ExpertGroup final : public autograd::ExpertRanks {
+class ExpertGroup final : public nn::ExpertRanks {
  public:
   /// Every rank of `world`, which must outlive this, calls it. `weights`, borrowed, meet the other ranks by it. PeerLost; a loss that is
   /// noticed later ends `world` too.

@@ -58,6 +58,8 @@ nn::WeightsPtr with_checksum(ops::OpContext& context, const nn::WeightsPtr& weig
   return known;
 }
 
+DType adapter_dtype(const PolicyOptions& options) noexcept { return options.adapter_dtype.value_or(options.compute); }
+
 }  // namespace
 
 BaseModel load_base_model(std::shared_ptr<DeviceRuntime> runtime, const PolicyOptions& options) {
@@ -91,7 +93,7 @@ Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, std::shared_ptr<ops::OpSe
       }()),
       base_(std::move(base)),
       shares_base_(base_ != nullptr) {
-  if (options_.lora && adapter_dtype() != options_.compute && !has_masters_at_hand())
+  if (options_.lora && adapter_dtype(options_) != options_.compute && !has_masters_at_hand())
     fail(ErrorCode::kNotImplemented, "model.lora.dtype: adapters in float32 beside a bfloat16 model whose masters lie elsewhere");
   if (options_.lora && base_ == nullptr) base_ = with_checksum(context(), initial_weights());
   if (options_.freezes_routers) {
@@ -187,7 +189,7 @@ void Policy::load_initial() {
   if (options_.lora) {
     nn::Parameters all(runtime_, config(), parameters_.table());
     fill_initial(all);
-    weights_ = nn::adapt_weights(context(), all, *options_.lora, adapter_dtype(), base_, PolicyVersion{0});
+    weights_ = nn::adapt_weights(context(), all, *options_.lora, adapter_dtype(options_), base_, PolicyVersion{0});
   } else {
     weights_ = initial_weights();
   }
@@ -269,7 +271,7 @@ void Policy::refresh(PolicyVersion version, nn::LateValues rounded) {
     late = std::make_unique<nn::LateWeights>(context(), parameters_, options_.compute, version, true, weights_, std::move(rounded));
     weights_ = late->weights();
   } else if (options_.lora) {
-    weights_ = nn::adapt_weights(context(), parameters_, *options_.lora, adapter_dtype(), base_, version,
+    weights_ = nn::adapt_weights(context(), parameters_, *options_.lora, adapter_dtype(options_), base_, version,
                                  has_masters_at_hand() ? Tensor() : rounded.values);
   } else {
     weights_ = nn::make_weights(context(), parameters_, options_.compute, version, true, weights_, rounded.values);

@@ -130,7 +130,6 @@ class Policy {
   weights::WeightManifest manifest();
 
  private:
-  DType adapter_dtype() const noexcept { return options_.adapter_dtype.value_or(options_.compute); }
   /// All masters are held, and on the device, so that weights may be packed from them.
   bool has_masters_at_hand() const noexcept { return parameters_.holds_all() && options_.masters_host == nullptr; }
   /// `base` may be null: it is loaded if it is needed.
