@@ -222,11 +222,8 @@ struct TrainerModelConfig {
             "Divide layers' weights among trainer ranks, gather each when it is computed with: for models that do not fit; same bits");
     v.field("dp_replicate", dp_replicate, "Copies of the sharded masters and optimizer state; a divisor of the number of trainer ranks",
             {.unit = "copies", .min = 1});
-    v.field(
-        "ep", ep,
-        "Trainer ranks that divide the experts of each layer, to which tokens travel: all of them, or 1 (auto), where every rank computes "
-        "all experts of its rows; layers are divided as by reshard_after_forward. Same bits",
-        {.unit = "devices", .min = 1, .words = "auto"});
+    v.field("ep", ep, "Trainer ranks that divide the experts of each layer, to which tokens travel: all, or 1 (auto); same bits",
+            {.unit = "devices", .min = 1, .words = "auto"});
     v.field("ep_comm_backend", ep_comm_backend, "How tokens travel to experts", {.status = not_built("DeepEP")});
     v.field("deepep_num_sms", deepep_num_sms, "Multiprocessors that DeepEP may use",
             {.min = 1, .status = inert("tokens travel over NCCL or Gloo")});

@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 constexpr float kLogitBound = 3e-5f;  ///< of logits, log-probabilities and entropies of up to 17
 constexpr float kGradBound = 1e-5f;   ///< relative to the largest entry of the gradient
 /// bf16 rounds every activation to 8 bits: the mean error of a log-probability is a few per cent here.
-constexpr float kBf16MeanBound = 0.05f;
+constexpr double kBf16MeanBound = 0.05;
 
 struct Golden {
   explicit Golden(const fs::path& path) : file(io::SafetensorsFile::open(path)) {}
@@ -122,7 +122,9 @@ TEST_P(ParityTest, Bf16StaysWithinItsNoise) {
   const std::vector<float> wanted = golden_.floats("logp");
   double error = 0;
   for (std::size_t i = 0; i < wanted.size(); ++i) error += std::abs(static_cast<double>(stats.logp_T[i] - wanted[i]));
-  EXPECT_LT(error / static_cast<double>(wanted.size()), static_cast<double>(kBf16MeanBound));
+  // A token of which two experts are nearly as good may go to the other one; transformers' own bfloat16 is 0.03 to 0.1 off in such models.
+  const double bound = parameters_->config().num_experts > 0 ? 2 * kBf16MeanBound : kBf16MeanBound;
+  EXPECT_LT(error / static_cast<double>(wanted.size()), bound);
   EXPECT_GT(error, 0.0);
 
   // Gradients point the same way: the cosine with the fp32 gradient, tensor by tensor.
@@ -137,8 +139,7 @@ TEST_P(ParityTest, Bf16StaysWithinItsNoise) {
       a += x * x;
       b += y * y;
     }
-    // Adding the same to every key's logit changes no softmax: a k bias has a gradient of rounding noise only, unless rotated. A token of
-    // which two experts are nearly as good may go to the other one.
+    // Adding the same to every key's logit changes no softmax: a k bias has a gradient of rounding noise only, unless rotated.
     const bool is_chosen = parameter.name.find(".experts.") != std::string::npos || parameter.block == Block::kRouter;
     EXPECT_GT(dot / std::sqrt(a * b), parameter.name.ends_with("k_proj.bias") ? 0.9 : is_chosen ? 0.97 : 0.995) << parameter.name;
   }

@@ -260,9 +260,15 @@ void PeerSnapshots::commit(const TrainProgress& progress, const GradientStep& gr
 
 std::pair<std::int64_t, std::int64_t> PeerSnapshots::find_common(comm::Communicator& group) const {
   constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
+  const bool has_nothing = is_newcomer_ && kept_.empty();
+  constexpr double kNoLimit = std::numeric_limits<double>::infinity();
+  const std::vector<double> limits =
+      group.gather_number(has_nothing && joined_ ? static_cast<double>(*joined_) : kNoLimit, {.what = "who has joined"});
+  const double limit = *std::ranges::min_element(limits);
   std::pair<std::int64_t, std::int64_t> newest{-1, -1};
-  if (is_newcomer_) newest = {kAny, kAny};
-  if (!kept_.empty()) newest = {kept_.back().generation, kept_.back().step};
+  if (has_nothing) newest = {kAny, kAny};
+  for (const Snapshot& snapshot : kept_)
+    if (static_cast<double>(snapshot.generation) < limit) newest = {snapshot.generation, snapshot.step};
   const std::array<std::int64_t, 2> mine{newest.first, newest.second};
   for (const std::string& bytes :
        group.gather_bytes({reinterpret_cast<const char*>(mine.data()), sizeof mine}, {.what = "the newest copies"})) {
@@ -306,6 +312,7 @@ void PeerSnapshots::hand_out(const Array& array, const char* mine, int from, Gra
 std::optional<TrainProgress> PeerSnapshots::restore(GradientStep& gradient_step) {
   comm::Communicator& group = gradient_step.ranks();
   const auto [generation, step] = find_common(group);
+  if (is_newcomer_ && !joined_) joined_ = group.generation();
   if (generation < 0) return std::nullopt;
   const auto found = std::ranges::find_if(
       kept_, [of = generation, at = step](const Snapshot& snapshot) { return snapshot.generation == of && snapshot.step == at; });

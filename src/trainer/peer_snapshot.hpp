@@ -67,13 +67,15 @@ class PeerSnapshots {
   HostMemory take_memory(std::size_t num_bytes);
   Passage& passage();
   void drop_oldest();
-  /// Generation and step of the newest that all have, negative if one has none.
+  /// Generation and step of the newest that all have, negative if one has none. A newcomer has whatever was made before it joined, but
+  /// nothing of what has been made since until it has it itself.
   std::pair<std::int64_t, std::int64_t> find_common(comm::Communicator& group) const;
   /// An array reaches everyone piece by piece, from `from`, who has its bytes as `mine`; each takes what it owns now.
   void hand_out(const Array& array, const char* mine, int from, GradientStep& gradient_step);
 
   Policy& policy_;
   bool is_newcomer_ = false;
+  std::optional<std::int64_t> joined_;  ///< a newcomer: generation of the group that it came to
   std::size_t piece_bytes_;
   std::unique_ptr<Passage> passage_;
   std::vector<HostMemory> spare_;  ///< of snapshots that are no longer kept
