@@ -186,7 +186,8 @@ void add_exchange(StepCost& cost, const StepLoad& load, const Card& card, const 
 }
 
 /// Tokens that travel to the ranks of their experts: the rows of x, forward and backward and where layers are computed again, and of the
-/// gradient of the output; back come the outputs and the gradient of x. Nothing else is computed meanwhile.
+/// gradient of the output; back come the outputs and the gradient of x. Taken as waited for, which is what two GPUs showed for long rows,
+/// though rows travel beside products.
 void add_travel(StepCost& cost, const StepLoad& load, const Card& card) {
   if (!load.policy.share.divides_experts) return;
   const nn::ModelConfig& m = load.model;
