@@ -1,5 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
 #include <atomic>
 #include <filesystem>
@@ -8,6 +10,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/fd.hpp"
 #include "base/files.hpp"
 #include "base/hosts.hpp"
 #include "base/queue.hpp"
@@ -123,6 +126,26 @@ TEST(Hosts, LoopbackIsThisMachineWhoeverAsks) {
   for (const char* host : {"localhost", "127.0.0.1", "127.1.2.3", "::1", "[::1]"}) EXPECT_TRUE(is_loopback(host)) << host;
   for (const char* host : {"", "0.0.0.0", "10.0.0.1", "127.example.com", "node-1", "localhost.example.com"})
     EXPECT_FALSE(is_loopback(host)) << host;
+}
+
+TEST(Hosts, ASocketThatIsItsOwnPeerIsTold) {
+  const auto listening = [](const Fd& socket) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    EXPECT_EQ(::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), size), 0);
+    EXPECT_EQ(::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+    return address;
+  };
+  const Fd own(::socket(AF_INET, SOCK_STREAM, 0)), server(::socket(AF_INET, SOCK_STREAM, 0)), client(::socket(AF_INET, SOCK_STREAM, 0));
+  EXPECT_FALSE(is_connected_to_itself(own.get())) << "it has no peer";
+  const sockaddr_in at = listening(own), other = listening(server);
+  ASSERT_EQ(::connect(own.get(), reinterpret_cast<const sockaddr*>(&at), sizeof at), 0);
+  EXPECT_TRUE(is_connected_to_itself(own.get()));
+  ASSERT_EQ(::listen(server.get(), 1), 0);
+  ASSERT_EQ(::connect(client.get(), reinterpret_cast<const sockaddr*>(&other), sizeof other), 0);
+  EXPECT_FALSE(is_connected_to_itself(client.get()));
 }
 
 }  // namespace

@@ -36,6 +36,8 @@ constexpr std::chrono::milliseconds kFirstReport{9'000};
 constexpr std::chrono::milliseconds kVerdict{1500};
 /// Of ranks that have another group, which connect within milliseconds on a machine that is not busy.
 constexpr std::chrono::milliseconds kFirstAttempt{1000};
+/// Of ranks that have no other group: a program that looks for its own server can have come first to a port on which a rank listened.
+constexpr int kMaxAttempts = 3;
 
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
@@ -159,7 +161,8 @@ struct OpenWait {
 constexpr std::string_view kFailedWithout = "failed without ";
 /// What the first rank that can tell has set, of whether all could connect: "formed", "failed", "again" or kFailedWithout and ranks.
 template <typename WordKey>
-std::string await_verdict(const CommOptions& options, const WordKey& word_key, const std::string& verdict_key, Clock::time_point deadline) {
+std::string await_verdict(const CommOptions& options, const WordKey& word_key, const std::string& verdict_key, Clock::time_point deadline,
+                          bool is_last) {
   std::vector<std::string> words(static_cast<std::size_t>(options.size));
   Waiting waiting({.who = fmt::format("rank {} of {} ({})", options.rank, options.size, name_of(options)),
                    .what = "all ranks to say that they have connected",
@@ -182,9 +185,13 @@ std::string await_verdict(const CommOptions& options, const WordKey& word_key, c
       return options.store->set_once(verdict_key, "formed");
     if (options.gone && death.has_lost_a_rank(options.gone))
       return options.store->set_once(verdict_key, fmt::format("{}{}", kFailedWithout, fmt::join(options.gone(), " ")));
-    if ((failed_at && !options.gone) || now >= deadline) return options.store->set_once(verdict_key, "failed");
-    // Whoever could not connect for a rank that has died is given the time to be told of it.
-    if (failed_at && now >= *failed_at + kVerdict) return options.store->set_once(verdict_key, "again");
+    // Whoever could not connect for a rank that has died is given the time to be told of it, or to see that it says nothing.
+    const bool is_over = failed_at && now >= *failed_at + kVerdict;
+    const bool have_all_tried = std::ranges::count(words, "") == 0;
+    if (failed_at && !options.gone && (is_over || have_all_tried))
+      return options.store->set_once(verdict_key, have_all_tried && !is_last ? "again" : "failed");
+    if (now >= deadline) return options.store->set_once(verdict_key, "failed");
+    if (is_over) return options.store->set_once(verdict_key, "again");
     waiting.check();
     std::this_thread::sleep_for(pause);
   }
@@ -305,8 +312,8 @@ class PeerCommunicator final : public Communicator {
     }
   }
 
-  /// Ranks say that they are there before they connect, so that a rank that does not come has a name. Where another group tells who has
-  /// died they try several times, longer each time: Gloo cannot be interrupted while it waits for a rank that has died.
+  /// Ranks say that they are there before they connect, so that a rank that does not come has a name. They try several times; where
+  /// another group tells who has died, longer each time: Gloo cannot be interrupted while it waits for a rank that has died.
   void connect() {
     wait_for_all(options_);
     const auto limit = time_to_connect(options_);
@@ -331,7 +338,8 @@ class PeerCommunicator final : public Communicator {
   bool agree(int attempt, Clock::time_point deadline, const std::string& reason) {
     const auto word_key = [&](int r) { return key(fmt::format("connected{}/{}", attempt, r)); };
     options_.store->set(word_key(rank()), transport_ != nullptr ? "yes" : "no");
-    const std::string verdict = await_verdict(options_, word_key, key(fmt::format("verdict{}", attempt)), deadline);
+    const std::string verdict =
+        await_verdict(options_, word_key, key(fmt::format("verdict{}", attempt)), deadline, attempt + 1 >= kMaxAttempts);
     if (verdict == "formed" && transport_ != nullptr) return true;  // not formed by one that was here in place of this rank
     if (transport_ != nullptr) transport_->close();
     transport_.reset();

@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <atomic>
@@ -6,6 +7,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/fd.hpp"
 #include "base/testing/eventually.hpp"
 #include "base/testing/temp_folder.hpp"
 #include "comm/store.hpp"
@@ -155,6 +157,30 @@ TEST(TcpStore, WaitsForAServerThatComesLater) {
   client.join();
   store->set("a", "b");
   EXPECT_EQ(store->get("a"), "b");
+}
+
+TEST(TcpStore, WhatAnswersWithoutBeingAStoreIsLost) {
+  const Fd listener(::socket(AF_INET, SOCK_STREAM, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  ASSERT_EQ(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), size), 0);
+  ASSERT_EQ(::listen(listener.get(), 1), 0);
+  ASSERT_EQ(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+  const auto store = make_tcp_store("127.0.0.1", ntohs(address.sin_port), std::chrono::seconds(20));
+  std::jthread echo([&] {
+    const Fd client(::accept(listener.get(), nullptr, nullptr));
+    char bytes[64];
+    const ssize_t n = ::recv(client.get(), bytes, sizeof bytes, 0);
+    EXPECT_EQ(::send(client.get(), bytes, static_cast<std::size_t>(n), MSG_NOSIGNAL), n);
+  });
+  try {
+    (void)store->get("k");
+    FAIL() << "a request is no answer";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kUnavailable) << error.what();
+  }
 }
 
 TEST(Store, AddressesThatAreNotUnderstoodAreNamed) {

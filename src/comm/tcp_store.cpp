@@ -21,6 +21,7 @@
 
 #include "base/error.hpp"
 #include "base/fd.hpp"
+#include "base/hosts.hpp"
 #include "base/log.hpp"
 #include "base/waiting.hpp"
 #include "comm/store.hpp"
@@ -95,6 +96,7 @@ class TcpStore final : public Store {
           socklen_t size = sizeof error;
           if (::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = errno;
         }
+        if (error == 0 && is_connected_to_itself(socket.get())) error = ECONNREFUSED;
         if (error == 0) {
           send_at_once(socket.get());
           socket_ = std::move(socket);
@@ -161,6 +163,7 @@ class TcpStore final : public Store {
              [&](std::size_t done) { return ::send(fd, request.data() + done, request.size() - done, MSG_NOSIGNAL); });
     char head[kAnswerHead];
     move_all(sizeof head, POLLIN, deadline, [&](std::size_t done) { return ::recv(fd, head + done, sizeof head - done, 0); });
+    if (head[0] != '\0' && head[0] != '\1') lost("what answered is no store");
     std::string answer(number_at(head + 1), '\0');
     if (answer.size() > kMaxValueBytes) lost(fmt::format("an answer of {} bytes", answer.size()));
     move_all(answer.size(), POLLIN, deadline, [&](std::size_t done) { return ::recv(fd, answer.data() + done, answer.size() - done, 0); });

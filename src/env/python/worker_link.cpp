@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/hosts.hpp"
 #include "base/log.hpp"
 #include "net/deadline.hpp"
 
@@ -96,6 +97,7 @@ asio::awaitable<void> WorkerLink::connect(std::shared_ptr<State> state, std::str
     auto connecting = asio::async_connect(socket, endpoints, asio::use_awaitable);
     auto bounded_connect = net::with_deadline(std::move(connecting), deadline, "the connection");
     co_await std::move(bounded_connect);
+    if (is_connected_to_itself(socket.native_handle())) fail(ErrorCode::kUnavailable, "connection refused");
     socket.set_option(asio::ip::tcp::no_delay(true));
     state->socket = asio::generic::stream_protocol::socket(std::move(socket));
     state->is_connected = true;

@@ -5,11 +5,10 @@
 
 #include <utility>
 
+#include "base/hosts.hpp"
 #include "net/detail/completion.hpp"
 
 namespace prl::net::detail {
-namespace {}
-
 TimedSocket::TimedSocket(asio::ip::tcp::socket socket) : socket_(std::move(socket)), watchdog_(socket_.get_executor()) {}
 
 void TimedSocket::arm(TimePoint deadline) {
@@ -33,8 +32,9 @@ bool TimedSocket::disarm() noexcept {
 asio::awaitable<IoOutcome> TimedSocket::connect(asio::ip::tcp::endpoint endpoint, TimePoint deadline) {
   const auto self = shared_from_this();
   arm(deadline);
-  const auto [error] = co_await socket_.async_connect(endpoint, kToken);
+  auto [error] = co_await socket_.async_connect(endpoint, kToken);
   const bool timed_out = disarm();
+  if (!error && is_connected_to_itself(socket_.native_handle())) error = asio::error::connection_refused;
   boost::system::error_code ignored;
   if (!error) socket_.set_option(asio::ip::tcp::no_delay(true), ignored);
   co_return IoOutcome{error, 0, timed_out};
