@@ -112,6 +112,21 @@ CASES = {
                                                       rope_parameters=dict(rope_type="default", rope_theta=1e5, partial_rotary_factor=0.5)), torch.float32, None),
     "qwen3_5_moe": ("Qwen3_5MoeTextConfig", GATED_EXPERTS | dict(num_hidden_layers=2, layer_types=["linear_attention", "full_attention"]), torch.bfloat16, None),
     "qwen3_next": ("Qwen3NextConfig", GATED_EXPERTS | dict(mlp_only_layers=[2]), torch.bfloat16, None),
+    # Latent attention: heads that are padded and such that are not, queries with a latent and without, pairs that are neighbours and not.
+    "deepseek_v3": ("DeepseekV3Config", dict(tie_word_embeddings=False, num_attention_heads=4, num_key_value_heads=4, q_lora_rank=32,
+                                             kv_lora_rank=24, qk_nope_head_dim=24, qk_rope_head_dim=16, v_head_dim=24, n_routed_experts=8, num_experts_per_tok=3,
+                                             moe_intermediate_size=16, n_shared_experts=2, n_group=4, topk_group=2, first_k_dense_replace=1, norm_topk_prob=True,
+                                             num_nextn_predict_layers=0, routed_scaling_factor=2.5, rms_norm_eps=1e-5,
+                                             rope_parameters=dict(rope_type="yarn", rope_theta=1e4, factor=8.0, beta_fast=32.0, beta_slow=1.0, mscale=1.0,
+                                                                  mscale_all_dim=1.0, original_max_position_embeddings=32)), torch.bfloat16, None),
+    "deepseek_v3_plain": ("DeepseekV3Config", dict(tie_word_embeddings=True, num_attention_heads=3, num_key_value_heads=3, q_lora_rank=None, kv_lora_rank=32,
+                                                   qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=48, n_routed_experts=6, num_experts_per_tok=2,
+                                                   moe_intermediate_size=24, n_shared_experts=1, n_group=1, topk_group=1, first_k_dense_replace=0,
+                                                   norm_topk_prob=False, num_nextn_predict_layers=0, routed_scaling_factor=1.0, rope_interleave=False), torch.float32, None),
+    "glm4_moe_lite": ("Glm4MoeLiteConfig", dict(tie_word_embeddings=False, num_attention_heads=4, num_key_value_heads=4, q_lora_rank=24, kv_lora_rank=16,
+                                                qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=32, n_routed_experts=6, num_experts_per_tok=2,
+                                                moe_intermediate_size=24, n_shared_experts=1, mlp_layer_types=["dense", "sparse"],
+                                                routed_scaling_factor=1.8), torch.bfloat16, None),
     # A low limit, so that gates and ups pass it.
     "gpt_oss": ("GptOssConfig", GPT_OSS | dict(num_local_experts=6), torch.bfloat16, None),
     # Experts in MXFP4, as they are published.

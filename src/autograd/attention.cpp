@@ -199,7 +199,7 @@ Var self_attention(Frame& frame, const Var& qkv, const AttentionParameter& p, co
 
   const ops::HeadInputs inputs{qkv.value,       p.num_heads,  p.num_kv_heads,    D,     p.q_norm.weight,
                                p.k_norm.weight, p.q_norm.eps, index.positions_T, p.rope};
-  const float scale = 1.0f / std::sqrt(static_cast<float>(D));
+  const float scale = p.scale > 0 ? p.scale : 1.0f / std::sqrt(static_cast<float>(D));
   if (index.decode != nullptr) {
     PRL_CHECK(frame.tape == nullptr, "decoding has no backward pass");
     const Var y = frame.variable(frame.take({T, Q}, qkv.value.dtype));

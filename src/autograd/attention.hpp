@@ -16,6 +16,7 @@ struct AttentionParameter {
   std::int64_t window = 0;  ///< keys that a query sees at most: ops::VarlenAttention
   ConstTensorView sinks_H = {};
   TensorView dsinks_H = {};      ///< added to; no data: nobody wants it
+  float scale = 0;               ///< of scores; 0: 1 / sqrt(head_dim)
   bool gates_are_apart = false;  ///< of gated_attention: all queries come before all gates
   std::int64_t width() const noexcept { return (num_heads + 2 * num_kv_heads) * head_dim; }
 };
@@ -46,7 +47,7 @@ struct AttentionIndex {
 };
 
 /// From projections qkv [T, Q + 2K] (q heads, then k, then v) to the attention output [T, Q]: norms, rotation, keys and values into
-/// the cache if paged, softmax(q k^T / sqrt(D)) v. Without norms q and k are rotated in place, so qkv's value changes.
+/// the cache if paged, softmax(scale q k^T) v. Without norms q and k are rotated in place, so qkv's value changes.
 /// Packed and paged results agree bit for bit, and so do those of ranks that share a row: each computes some of the heads for all tokens.
 /// Only packed attention has a backward pass. A recomputing frame recomputes the normed and
 /// rotated heads; without norms it must recompute qkv too, which is rotated in place.

@@ -192,8 +192,6 @@ TensorView norm_weight_target(Tape& tape, const NormParameter& p) {
   return p.dweight.data != nullptr ? p.dweight : tape.arena().take(p.weight.shape, DType::kF32);
 }
 
-namespace {
-
 void norm_backward(ops::OpContext& ctx, Tape& tape, const NormParameter& p, const Tape::Target& dx, ConstTensorView dy, ConstTensorView x) {
   const TensorView dweight = norm_weight_target(tape, p);
   sum_over_blocks(ctx, tape.arena(), {.outs = std::span(&dweight, 1)}, x.shape.num_rows(), tape.num_token_blocks(),
@@ -202,8 +200,6 @@ void norm_backward(ops::OpContext& ctx, Tape& tape, const NormParameter& p, cons
                                            p.eps, dx.accumulate);
                   });
 }
-
-}  // namespace
 
 Var rms_norm(Frame& frame, const Var& x_TH, const NormParameter& p, TensorView out) {
   const Var y = frame.variable(output(frame, out, x_TH.value.shape, x_TH.value.dtype));

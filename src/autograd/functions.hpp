@@ -57,6 +57,8 @@ Var rms_norm(Frame& frame, const Var& x_TH, const NormParameter& p, TensorView o
 Var norm_projections(Frame& frame, const Var& qkv_TE, const NormParameter& q, const NormParameter& k);
 /// Where the gradient of a norm's weight is written: `p.dweight`, or scratch memory.
 TensorView norm_weight_target(Tape& tape, const NormParameter& p);
+/// Gradients of a norm's weight, as a tree over blocks of tokens, and of its input.
+void norm_backward(ops::OpContext& ctx, Tape& tape, const NormParameter& p, const Tape::Target& dx, ConstTensorView dy, ConstTensorView x);
 /// Gradients of a matrix and its bias, as a tree over blocks of tokens.
 void weight_backward(ops::OpContext& ctx, Tape& tape, const LinearParameter& p, ConstTensorView dy, ConstTensorView x);
 

@@ -35,7 +35,9 @@ enum class ModelFamily {
   kQwen35Moe,
   kQwen3Next,
   kMiniMaxM2,
-  kAfmoe
+  kAfmoe,
+  kDeepseekV3,
+  kGlm4MoeLite
 };
 std::span<const EnumEntry> enum_entries(ModelFamily);
 enum class BenchSuite { kAll, kDecode, kPrefill, kTrain, kSync, kRl, kStart, kKernels, kEnv, kLora, kDashboard };
@@ -75,8 +77,7 @@ struct InitModelConfig {
     v.field("num_heads", num_heads, "Query heads", {.min = 1});
     v.field("num_kv_heads", num_kv_heads, "Key-value heads; divides num_heads", {.min = 1});
     v.field("head_dim", head_dim, "Width of a head; hidden_size / num_heads if not set", {.min = 2});
-    v.field("num_experts", num_experts, "Experts of a layer, of families with experts; the first layer of glm4_moe and afmoe has none",
-            {.min = 1});
+    v.field("num_experts", num_experts, "Experts of a layer; the first layer of glm4_moe, afmoe and deepseek_v3 has none", {.min = 1});
     v.field("num_experts_per_tok", num_experts_per_tok, "Experts that a token is sent to, of families with experts", {.min = 1});
     v.field("moe_intermediate_size", moe_intermediate_size,
             "Width of an expert's MLP, and of a shared one; mixtral, gpt_oss and minimax_m2 take intermediate_size", {.min = 1});

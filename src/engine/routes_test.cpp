@@ -196,15 +196,13 @@ TEST_P(Routes, WhatCannotBeToldIsRefused) {
   EXPECT_THAT(error_of(silent, 0), ::testing::HasSubstr("enable_return_routed_experts"));
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, Routes,
-                         ::testing::Values(RoutesCase{"qwen3_moe", DType::kF32}, RoutesCase{"qwen3_moe", DType::kBF16},
-                                           RoutesCase{"glm4_moe", DType::kF32}, RoutesCase{"glm4_moe", DType::kBF16},
-                                           RoutesCase{"gpt_oss", DType::kF32}, RoutesCase{"gpt_oss", DType::kBF16},
-                                           RoutesCase{"qwen3_next", DType::kF32}, RoutesCase{"qwen3_5_moe_text", DType::kBF16},
-                                           RoutesCase{"minimax_m2", DType::kBF16}, RoutesCase{"afmoe", DType::kBF16}),
-                         [](const auto& kind) {
-                           return std::string(kind.param.family) + (kind.param.compute == DType::kBF16 ? "_bf16" : "_f32");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Families, Routes,
+    ::testing::Values(RoutesCase{"qwen3_moe", DType::kF32}, RoutesCase{"qwen3_moe", DType::kBF16}, RoutesCase{"glm4_moe", DType::kF32},
+                      RoutesCase{"glm4_moe", DType::kBF16}, RoutesCase{"gpt_oss", DType::kF32}, RoutesCase{"gpt_oss", DType::kBF16},
+                      RoutesCase{"qwen3_next", DType::kF32}, RoutesCase{"qwen3_5_moe_text", DType::kBF16},
+                      RoutesCase{"minimax_m2", DType::kBF16}, RoutesCase{"afmoe", DType::kBF16}, RoutesCase{"deepseek_v3", DType::kBF16}),
+    [](const auto& kind) { return std::string(kind.param.family) + (kind.param.compute == DType::kBF16 ? "_bf16" : "_f32"); });
 
 }  // namespace
 }  // namespace prl::engine

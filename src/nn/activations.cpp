@@ -29,14 +29,17 @@ struct PerToken {
         F(is_sparse ? c.num_active_experts * c.expert_size : c.intermediate_size),
         norm(c.norms_inputs ? 2 * H : 0),
         attn_proj(is_linear       ? c.linear.projected_width()
+                  : c.latent      ? c.latent->projected_width(c.num_heads)
                   : c.gates_heads ? 2 * (Q + K)
                                   : Q + 2 * K),
         heads(is_linear            ? c.linear.num_channels()
+              : c.latent           ? latent_heads(c)
               : c.gates_heads      ? 2 * Q + 3 * K
               : c.qk_norm_is_whole ? Q + 2 * K
               : c.qk_norm          ? Q + K
                                    : 0),
         heads_for_good(is_linear                             ? 0
+                       : c.latent                            ? latent_heads(c)
                        : c.gates_heads || c.qk_norm_is_whole ? Q + 2 * K
                                                              : 0),
         attended(is_linear || c.gates_heads ? 2 * Q : Q),
@@ -44,10 +47,15 @@ struct PerToken {
         mlp(is_sparse ? 2 * F + 3 * S : 3 * F),
         kept(2 * H + outputs + attended +
              ((is_linear ? 0 : c.num_heads) + (is_sparse ? routing(c) : 0)) * 4 / static_cast<std::int64_t>(size_of(compute))),
-        has_head_norms(!is_linear) {
+        has_head_norms(!is_linear && !c.latent) {
     if (is_sparse)
       of_experts = 3 * F + 3 * S + c.num_active_experts * H + c.num_experts +
                    2 * c.num_active_experts * 4 / static_cast<std::int64_t>(size_of(compute));
+  }
+  /// q, k and v of latent attention, and what it gives without padding.
+  static std::int64_t latent_heads(const ModelConfig& c) {
+    const std::int64_t narrowed = c.latent->value_dim < c.head_dim ? c.latent->value_dim : 0;
+    return c.num_heads * (3 * c.head_dim + narrowed);
   }
   /// Words of 4 bytes: logits of the experts, five of each active one, the sum of their probabilities, and the gate of those shared.
   static std::int64_t routing(const ModelConfig& c) {

@@ -55,7 +55,7 @@ TensorTablePtr make_adapter_table(const ModelConfig& model,
                                   const std::function<std::optional<AdapterScale>(const std::string& module)>& find);
 
 /// The matrices that take adapters.
-inline constexpr std::array kAdaptedBlocks = {Block::kQkv, Block::kO, Block::kGateUp, Block::kDown};
+inline constexpr std::array kAdaptedBlocks = {Block::kQkv, Block::kO, Block::kGateUp, Block::kDown, Block::kQueryUp, Block::kKvUp};
 
 struct Adapter;
 using AdapterPtr = std::shared_ptr<const Adapter>;

@@ -44,7 +44,8 @@ std::vector<std::string> targets_in(const std::string& family, const std::vector
                                                                                            {"v_proj", "qkv_proj"},
                                                                                            {"gate_proj", "gate_up_proj"},
                                                                                            {"up_proj", "gate_up_proj"}};
-  const Names names = has_numbered_experts(family) ? numbered : family == "phi3" ? fused : Names{};
+  const Names latent{{"q_proj", "q_b_proj"}, {"k_proj", "kv_a_proj_with_mqa"}, {"v_proj", "kv_b_proj"}};
+  const Names names = has_numbered_experts(family) ? numbered : family == "phi3" ? fused : family == "deepseek_v3" ? latent : Names{};
   std::vector<std::string> out;
   for (const std::string& target : targets) {
     if (family == "gpt_oss" && std::ranges::find(kOfAttention, target) == kOfAttention.end()) continue;
@@ -276,12 +277,13 @@ INSTANTIATE_TEST_SUITE_P(Families, AdapterExactness,
                                            AdapterCase{"mixtral", DType::kBF16, {}}, AdapterCase{"olmo2", DType::kBF16, {}},
                                            AdapterCase{"phi3", DType::kF32, {}}, AdapterCase{"phi3", DType::kBF16, {}},
                                            AdapterCase{"gpt_oss", DType::kF32, {}}, AdapterCase{"gpt_oss", DType::kBF16, {}},
-                                           AdapterCase{"afmoe", DType::kBF16, {}}));
+                                           AdapterCase{"afmoe", DType::kBF16, {}}, AdapterCase{"deepseek_v3", DType::kF32, {}},
+                                           AdapterCase{"deepseek_v3", DType::kBF16, {}}));
 
 class AdapterOfFamily : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Families, AdapterOfFamily,
                          ::testing::Values("qwen3", "qwen3_moe", "glm4_moe", "mixtral", "olmo2", "phi3", "qwen3_5_moe_text", "qwen3_next",
-                                           "minimax_m2", "afmoe"));
+                                           "minimax_m2", "afmoe", "deepseek_v3"));
 
 TEST(Adapter, StartsAsItsBase) {
   SmallModel model("qwen3", true, 2);

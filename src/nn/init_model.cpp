@@ -14,6 +14,9 @@ namespace {
 /// Of a head's elements those that a model made here rotates if its family rotates some: half, in whole steps.
 std::int64_t half_of_head(std::int64_t head_dim) { return (head_dim / 2 + ops::kRotaryStep - 1) / ops::kRotaryStep * ops::kRotaryStep; }
 
+/// Of the latents of a model made here: half of its width, in whole steps.
+std::int64_t latent_rank(std::int64_t hidden_size) { return (hidden_size / 2 + 15) / 16 * 16; }
+
 }  // namespace
 
 ModelConfig make_model_config(const InitModelOptions& o) {
@@ -48,7 +51,7 @@ ModelConfig make_model_config(const InitModelOptions& o) {
   config.intermediate_size = o.intermediate_size;
   config.num_layers = o.num_layers;
   config.num_heads = o.num_heads;
-  config.num_kv_heads = o.num_kv_heads;
+  config.num_kv_heads = family.has_latent_attention ? o.num_heads : o.num_kv_heads;
   config.max_position = o.max_position;
   config.rope_theta = o.rope_theta;
   config.rms_norm_eps = static_cast<float>(o.rms_norm_eps);
@@ -85,6 +88,14 @@ ModelConfig make_model_config(const InitModelOptions& o) {
                                  // The last layer, where there are fewer than the family's interval.
                                  {"full_attention_interval", std::min<std::int64_t>(o.num_layers, 4)},
                                  {"global_attn_every_n_layers", std::min<std::int64_t>(o.num_layers, 4)},
+                                 {"q_lora_rank", latent_rank(o.hidden_size)},
+                                 {"kv_lora_rank", latent_rank(o.hidden_size)},
+                                 {"qk_nope_head_dim", std::max<std::int64_t>(8, o.head_dim / 2 - 8)},
+                                 {"qk_rope_head_dim", half_of_head(o.head_dim)},
+                                 {"v_head_dim", std::max<std::int64_t>(8, o.head_dim / 16 * 8)},
+                                 {"n_group", 1},
+                                 {"topk_group", 1},
+                                 {"first_k_dense_replace", 1},
                                  {"mup_enabled", true},
                                  {"num_shared_experts", 1},
                                  {"no_rope_layer_interval", std::min<std::int64_t>(o.num_layers, 4)}};

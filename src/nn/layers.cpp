@@ -1,6 +1,7 @@
 #include "nn/layers.hpp"
 
 #include "autograd/fused.hpp"
+#include "autograd/latent_attention.hpp"
 #include "autograd/linear_attention.hpp"
 #include "base/error.hpp"
 #include "base/rng.hpp"
@@ -128,6 +129,7 @@ AttentionParameter attention_of(const BoundModel& model, std::int64_t i, const N
           .window = c.window_of(i),
           .sinks_H = view_or_none(model.weights.vector(Block::kSinks, i)),
           .dsinks_H = model.gradient(Block::kSinks, i),
+          .scale = c.latent ? static_cast<float>(c.latent->score_scale) : 0.0f,
           .gates_are_apart = c.gates_are_apart};
 }
 
@@ -281,6 +283,30 @@ Var linear_attention_of(Frame& frame, const BoundModel& model, std::int64_t i, c
                                     index);
 }
 
+/// Latent attention of a layer for what its first product gives.
+Var latent_attention_of(PartFrames& part, const BoundModel& model, std::int64_t i, const Var& down, const AttentionIndex& index) {
+  const ModelConfig& c = model.weights.config;
+  // Whatever the model's other norms have (Liu et al. 2024, DeepSeek-V3).
+  constexpr float kLatentEps = 1e-6f;
+  autograd::LatentParameter p{.heads = {.num_heads = c.num_heads,
+                                        .head_dim = c.head_dim,
+                                        .plain_dim = c.latent->plain_dim,
+                                        .rotary_dim = c.latent->rotary_dim,
+                                        .value_dim = c.latent->value_dim,
+                                        .are_pairs_neighbours = c.latent->are_pairs_neighbours},
+                              .q_norm = model.norm(Block::kQueryLatentNorm, i),
+                              .kv_norm = model.norm(Block::kKvLatentNorm, i)};
+  p.q_norm.eps = p.kv_norm.eps = kLatentEps;
+  const auto weight = [&](Block block) { return &model.weights.matrix(block, i); };
+  Frame& frame = part.attn_proj;
+  const autograd::Latents latents = autograd::norm_latents(frame, down, p);
+  Var q;
+  if (latents.q.is_defined()) q = autograd::linear(frame, latents.q, model.linear(Block::kQueryUp, i, weight(Block::kKvUp)));
+  const Var up = autograd::linear(frame, latents.kv, model.linear(Block::kKvUp, i, weight(Block::kO)));
+  const Var qkv = autograd::latent_heads(part.heads, down, q, up, p);
+  return autograd::narrow_heads(part.heads, autograd::self_attention(part.heads, qkv, attention_of(model, i, {}, {}), index), p);
+}
+
 /// Attention of a layer, of either kind, for its projections.
 Var attend(Frame& frame, const BoundModel& model, std::int64_t i, const Var& projected, const AttentionParameter& attention,
            const AttentionIndex& index) {
@@ -334,10 +360,11 @@ Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, cons
   if (c.norms_outputs) return output_normed_layer(frame, part, model, i, in, index, memory);
 
   const Projected qkv = project_normed(part.norm, part.attn_proj, in, model.norm(Block::kInputNorm, i),
-                                       model.linear(Block::kQkv, i, weight(Block::kO)), /*has_gate=*/false, /*sum_out=*/{});
+                                       model.linear(Block::kQkv, i, weight(c.latent ? Block::kKvUp : Block::kO)), /*has_gate=*/false, /*sum_out=*/{});
   const Var projections = c.qk_norm_is_whole ? autograd::norm_projections(part.heads, qkv.value, q_norm, k_norm) : qkv.value;
   const AttentionParameter attention = c.qk_norm_is_whole ? attention_of(model, i, {}, {}) : attention_of(model, i, q_norm, k_norm);
-  const Var heads = attend(part.heads, model, i, projections, attention, index);
+  const Var heads =
+      c.latent ? latent_attention_of(part, model, i, projections, index) : attend(part.heads, model, i, projections, attention, index);
   const Stream attended =
       project_onto(frame, model, qkv.sum, heads, model.linear(Block::kO, i, weight(is_sparse ? Block::kRouter : Block::kGateUp)), memory,
                    /*is_block_output=*/false);

@@ -82,6 +82,7 @@ Yarn read_yarn(const ConfigReader& reader, const ConfigReader& rope, std::int64_
   out.truncates = rope.boolean("truncate", true);
   const auto scale = [&](double m) { return out.factor <= 1.0 ? 1.0 : 0.1 * m * std::log(out.factor) + 1.0; };
   const double mscale = rope.number("mscale", 0.0, 0.0, 1e6), of_all = rope.number("mscale_all_dim", 0.0, 0.0, 1e6);
+  out.mscale_all_dim = of_all;
   out.attention_factor = rope.number("attention_factor", mscale > 0 && of_all > 0 ? scale(mscale) / scale(of_all) : scale(1.0), 0.0, 1e6);
   return out;
 }
@@ -211,8 +212,9 @@ std::int64_t ModelConfig::num_parameters() const { return count_parameters(*this
 std::int64_t ModelConfig::num_active_parameters() const { return count_parameters(*this).active; }
 
 double ModelConfig::flops_per_token(std::int64_t seq_len) const {
-  return 6.0 * static_cast<double>(num_active_parameters()) +
-         12.0 * static_cast<double>(hidden_size) * static_cast<double>(attended_keys(seq_len)) +
+  const double attended_width =
+      latent ? 0.5 * static_cast<double>(num_heads * (latent->query_dim() + latent->value_dim)) : static_cast<double>(hidden_size);
+  return 6.0 * static_cast<double>(num_active_parameters()) + 12.0 * attended_width * static_cast<double>(attended_keys(seq_len)) +
          18.0 * static_cast<double>(linear.layers.size()) * static_cast<double>(linear.state_elements());
 }
 
@@ -361,6 +363,7 @@ std::string to_config_json(const ModelConfig& config) {
                                           {"beta_slow", rope->beta_slow},
                                           {"truncate", rope->truncates},
                                           {"attention_factor", rope->attention_factor},
+                                          {"mscale_all_dim", rope->mscale_all_dim},
                                           {"original_max_position_embeddings", rope->original_max_position}};
   if (const std::optional<LongRope>& rope = config.long_rope) {
     object["rope_scaling"] = json::object{{"rope_type", "longrope"},

@@ -29,7 +29,8 @@ struct LongRope {
 /// the original length are kept, those between this and beta_slow turns are blended.
 struct Yarn {
   double factor = 1.0, beta_fast = 32.0, beta_slow = 1.0;
-  bool truncates = true;  ///< the pairs of elements between which it blends are whole numbers
+  double mscale_all_dim = 0;  ///< more than 0: scores of latent attention are multiplied by (0.1 mscale_all_dim ln(factor) + 1)^2
+  bool truncates = true;      ///< the pairs of elements between which it blends are whole numbers
   std::int64_t original_max_position = 4096;
   double attention_factor = 1.0;  ///< multiplies cosines and sines
   bool operator==(const Yarn&) const = default;
@@ -67,6 +68,23 @@ struct LinearAttention {
   std::int64_t input_elements() const noexcept { return (num_taps - 1) * num_channels(); }
 };
 
+/// Multi-head latent attention in all layers (DeepSeek-V2 and V3): see ops/latent.hpp. Heads of attention have ModelConfig::head_dim
+/// elements, the smallest size of ops::kHeadDims that holds a query and a value, and there are as many of keys as of queries.
+struct LatentAttention {
+  std::int64_t query_rank = 0;  ///< of queries' latents; 0: they have none
+  std::int64_t kv_rank = 0;     ///< of keys' and values'
+  std::int64_t plain_dim = 0, rotary_dim = 0, value_dim = 0;
+  bool are_pairs_neighbours = true;  ///< as in ops::LatentHeads
+  double score_scale = 0;            ///< of queries times keys
+  bool operator==(const LatentAttention&) const = default;
+  std::int64_t query_dim() const noexcept { return plain_dim + rotary_dim; }
+  /// Of the products of a layer with `num_heads`, and the normed latents between them.
+  std::int64_t projected_width(std::int64_t num_heads) const noexcept {
+    const std::int64_t queries = num_heads * query_dim();
+    return (query_rank > 0 ? 2 * query_rank : 0) + queries + 2 * kv_rank + rotary_dim + num_heads * (plain_dim + value_dim);
+  }
+};
+
 /// A decoder as Hugging Face's config.json describes it. Families differ in names and in these switches only.
 struct ModelConfig {
   std::string model_type;    ///< "llama", "mistral", "qwen3_moe", ...: that of a Family; SmolLM2 says "llama"
@@ -87,6 +105,7 @@ struct ModelConfig {
   std::int64_t window = 0;                     ///< keys that a query of windowed_layers sees at most, its own included; 0: there are none
   std::vector<std::int64_t> windowed_layers;   ///< with sliding windows (Mistral 7B v0.1), ascending
   LinearAttention linear;
+  std::optional<LatentAttention> latent;
   bool gates_heads = false;      ///< heads have output gates, which q_proj gives beside each query (Qwen 3.5)
   bool gates_are_apart = false;  ///< these gates are the outputs of a matrix of their own (AFMoE)
   bool norms_add_one = false;    ///< norms multiply by 1 + weight: those of the stream and of heads (Qwen 3.5)
@@ -142,10 +161,13 @@ struct ModelConfig {
     return is_sparse(layer) ? num_active_experts * expert_size + shared_expert_size : intermediate_size;
   }
   /// The first elements of a head, as many as are rotated.
-  std::int64_t rotary_dim() const noexcept { return static_cast<std::int64_t>(static_cast<double>(head_dim) * partial_rotary_factor); }
+  std::int64_t rotary_dim() const noexcept {
+    return latent ? latent->rotary_dim : static_cast<std::int64_t>(static_cast<double>(head_dim) * partial_rotary_factor);
+  }
   /// Matmul weights of one token's forward pass, embeddings excluded, LM head included; of experts the active ones (spec 8.10).
   std::int64_t num_active_parameters() const;
-  /// Forward + backward FLOPs per trained token at `seq_len`: 6 P + 12 L hidden seq (spec 8.10), a window in place of seq where it is
+  /// Forward + backward FLOPs per trained token at `seq_len`: 6 P + 12 L hidden seq (spec 8.10; of latent attention, heads times half of a
+  /// query's and a value's elements in place of hidden), a window in place of seq where it is
   /// shorter, and for a layer of linear attention 6 FLOPs for each element of its state and product with it (three).
   double flops_per_token(std::int64_t seq_len) const;
 };

@@ -654,6 +654,7 @@ TEST_F(ModelConfigTest, WhatInitModelWritesReadsBack) {
     EXPECT_EQ(read.shared_expert_size, made.shared_expert_size);
     EXPECT_EQ(read.gates_shared_expert, made.gates_shared_expert);
     EXPECT_EQ(read.linear, made.linear);
+    EXPECT_EQ(read.latent, made.latent);
     EXPECT_THAT(read.eos_ids, ElementsAre(5));
   }
   InitModelOptions odd;

@@ -121,5 +121,70 @@ TEST_F(ModelConfigTest, Afmoe) {
   expect_error(replaced("attention_dropout", "0.0", "0.1"), ErrorCode::kNotImplemented, "attention_dropout");
 }
 
+// The config.json of DeepSeek-V3.1 as it is published, but for its quantisation and with six layers.
+constexpr const char* kDeepseekV3 = R"({
+  "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "auto_map": {"AutoConfig": "x.y"},
+  "bos_token_id": 0, "eos_token_id": 1, "ep_size": 1, "first_k_dense_replace": 3, "hidden_act": "silu", "hidden_size": 7168,
+  "initializer_range": 0.02, "intermediate_size": 18432, "kv_lora_rank": 512, "max_position_embeddings": 163840,
+  "model_type": "deepseek_v3", "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 8, "n_routed_experts": 256,
+  "n_shared_experts": 1, "norm_topk_prob": true, "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 6,
+  "num_key_value_heads": 128, "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+  "rms_norm_eps": 1e-06, "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
+  "original_max_position_embeddings": 4096, "type": "yarn"}, "rope_theta": 10000, "routed_scaling_factor": 2.5,
+  "scoring_func": "sigmoid", "tie_word_embeddings": false, "topk_group": 4, "topk_method": "noaux_tc", "torch_dtype": "bfloat16",
+  "use_cache": true, "v_head_dim": 128, "vocab_size": 129280})";
+
+TEST_F(ModelConfigTest, DeepseekV3) {
+  const ModelConfig config = load(kDeepseekV3);
+  ASSERT_TRUE(config.latent);
+  EXPECT_EQ(config.head_dim, 256) << "the smallest size of heads here that holds 192 elements";
+  EXPECT_EQ(config.rotary_dim(), 64);
+  const double of_yarn = 0.1 * std::log(40.0) + 1.0;
+  EXPECT_NEAR(config.latent->score_scale, of_yarn * of_yarn / std::sqrt(192.0), 1e-12);
+  EXPECT_EQ(config.yarn->attention_factor, 1.0);
+  EXPECT_THAT(config.dense_layers, ElementsAre(0, 1, 2));
+  EXPECT_EQ(config.num_skipped_layers, 1);
+  EXPECT_EQ(config.num_expert_groups, 8);
+  EXPECT_EQ(config.routed_scale, 2.5);
+  const std::int64_t attention = 7168LL * (1536 + 512 + 64) + 128LL * (192 * 1536 + 256 * 512) + 128LL * 128 * 7168;
+  const std::int64_t expert = 3LL * 7168 * 2048, head = 129280LL * 7168;
+  EXPECT_EQ(config.num_active_parameters(), 6 * attention + 3 * 3LL * 7168 * 18432 + 3 * (256LL * 7168 + 9 * expert) + head);
+  EXPECT_EQ(config.num_parameters(), config.num_active_parameters() + 3 * 248 * expert + head + 6 * (2 * 7168 + 1536 + 512) + 7168);
+  // Of a token's attention at length L: two products with 192 and 128 elements of each of 128 heads, three times with the backward pass.
+  EXPECT_EQ(config.flops_per_token(1000) - config.flops_per_token(0), 6.0 * 1000 * 6 * 128 * (192 + 128));
+
+  const auto replaced = [&](const std::string& key, const std::string& from, const std::string& to) {
+    return edit(kDeepseekV3, "\"" + key + "\": " + from, "\"" + key + "\": " + to);
+  };
+  EXPECT_EQ(load(replaced("model_type", "\"deepseek_v3\"", "\"kimi_k2\"")).num_parameters(), config.num_parameters());
+  const ModelConfig without = load(replaced("q_lora_rank", "1536", "null"));
+  EXPECT_EQ(without.latent->query_rank, 0);
+  EXPECT_EQ(config.num_parameters() - without.num_parameters(), 6 * (7168LL * 1536 + 128LL * 192 * 1536 + 1536 - 128LL * 192 * 7168));
+  EXPECT_EQ(load(edit(kDeepseekV3, "\"q_lora_rank\": 1536, ", "")).latent->query_rank, 1536) << "what transformers takes then";
+  expect_error(replaced("qk_rope_head_dim", "64", "40"), ErrorCode::kNotImplemented, "qk_rope_head_dim");
+  expect_error(replaced("qk_nope_head_dim", "128", "256"), ErrorCode::kNotImplemented, "heads of 320 elements");
+  expect_error(replaced("num_key_value_heads", "128", "8"), ErrorCode::kNotImplemented, "num_key_value_heads");
+  expect_error(replaced("attention_bias", "false", "true"), ErrorCode::kNotImplemented, "attention_bias");
+  expect_error(replaced("scoring_func", "\"sigmoid\"", "\"softmax\""), ErrorCode::kNotImplemented, "scoring_func");
+  expect_error(replaced("topk_method", "\"noaux_tc\"", "\"greedy\""), ErrorCode::kNotImplemented, "topk_method");
+  expect_error(replaced("moe_layer_freq", "1", "2"), ErrorCode::kNotImplemented, "moe_layer_freq");
+  expect_error(replaced("n_group", "8", "7"), ErrorCode::kCorrupt, "n_group");
+}
+
+TEST_F(ModelConfigTest, Glm4MoeLiteSaysWhichLayersAreDense) {
+  const std::string keys = R"({"architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite", "vocab_size": 154880,
+    "hidden_size": 2048, "intermediate_size": 10240, "num_hidden_layers": 4, "num_attention_heads": 20, "num_key_value_heads": 20)";
+  const ModelConfig config = load(keys + "}");
+  EXPECT_EQ(config.head_dim, 256) << "of queries and of values: nothing is padded";
+  EXPECT_EQ(config.latent->value_dim, 256);
+  EXPECT_EQ(config.num_experts, 64);
+  EXPECT_THAT(config.dense_layers, ElementsAre(0));
+  EXPECT_THAT(load(keys + R"(, "mlp_layer_types": ["dense", "sparse", "dense", "sparse"]})").dense_layers, ElementsAre(0, 2));
+  expect_error(keys + R"(, "mlp_layer_types": ["dense", "sparse"]})", ErrorCode::kCorrupt, "mlp_layer_types");
+  expect_error(keys + R"(, "mlp_layer_types": ["dense", "sparse", "sparse", "linear"]})", ErrorCode::kNotImplemented,
+               "'linear' of layer 3");
+  expect_error(keys + R"(, "partial_rotary_factor": 0.5})", ErrorCode::kNotImplemented, "partial_rotary_factor");
+}
+
 }  // namespace
 }  // namespace prl::nn

@@ -137,7 +137,8 @@ TEST_P(PretrainedTest, ChecksumSeesEveryTensor) {
 INSTANTIATE_TEST_SUITE_P(Families, PretrainedTest,
                          ::testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "mistral", "smollm3", "mixtral", "olmo2",
                                            "phi3", "qwen3_window", "olmo3_window", "qwen3_5_text", "gpt_oss", "gpt_oss_window",
-                                           "qwen3_5_moe_text", "qwen3_next", "minimax_m2", "afmoe", "afmoe_window"),
+                                           "qwen3_5_moe_text", "qwen3_next", "minimax_m2", "afmoe", "afmoe_window", "deepseek_v3",
+                                           "glm4_moe_lite"),
                          [](const auto& test) { return test.param; });
 
 class GoldenModelTest : public ::testing::TestWithParam<std::string> {};
@@ -166,7 +167,7 @@ TEST_P(GoldenModelTest, SavingKeepsEveryByteOfTensorsConfigAndTokenizer) {
 
 INSTANTIATE_TEST_SUITE_P(Models, GoldenModelTest,
                          ::testing::Values("qwen2_tied", "mixtral", "olmo2", "phi3", "qwen3_5", "gpt_oss", "qwen3_5_moe", "qwen3_next",
-                                           "minimax_m2", "afmoe"),
+                                           "minimax_m2", "afmoe", "deepseek_v3"),
                          [](const auto& test) { return test.param; });
 
 // Published files of Qwen 3.5 have other names and hold a part for images.

@@ -43,6 +43,10 @@ void check_same_model(const ModelConfig& wanted, const ModelConfig& found, const
   if (wanted.linear != found.linear)
     fail(ErrorCode::kInvalidArgument, "{} is of another model: its layers of linear attention are [{}] or of other sizes, this one's [{}]",
          where.string(), fmt::join(found.linear.layers, ", "), fmt::join(wanted.linear.layers, ", "));
+  if (wanted.latent != found.latent)
+    fail(ErrorCode::kInvalidArgument,
+         "{} is of another model: its latent attention ('kv_lora_rank', 'q_lora_rank', 'qk_nope_head_dim' and the like) is another",
+         where.string());
   check("rms_norm_eps", wanted.rms_norm_eps, found.rms_norm_eps);
   check("mup_enabled", wanted.embedding_scale != 1.0, found.embedding_scale != 1.0);
   check("tie_word_embeddings", wanted.tie_word_embeddings, found.tie_word_embeddings);

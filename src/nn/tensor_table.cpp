@@ -24,7 +24,10 @@ bool own_head(const ModelConfig& c, std::int64_t) { return !c.tie_word_embedding
 bool norm_before(const ModelConfig& c, std::int64_t) { return c.norms_inputs; }
 bool norm_after(const ModelConfig& c, std::int64_t) { return c.norms_outputs; }
 bool head_gates(const ModelConfig& c, std::int64_t layer) { return c.gates_are_apart && !c.is_linear(layer); }
-bool split(const ModelConfig& c, std::int64_t layer) { return !c.fuses_projections && !c.is_linear(layer); }
+bool split(const ModelConfig& c, std::int64_t layer) { return !c.fuses_projections && !c.is_linear(layer) && !c.latent; }
+bool latent(const ModelConfig& c, std::int64_t) { return c.latent.has_value(); }
+bool query_latent(const ModelConfig& c, std::int64_t) { return c.latent && c.latent->query_rank > 0; }
+bool no_query_latent(const ModelConfig& c, std::int64_t) { return c.latent && c.latent->query_rank == 0; }
 bool fused(const ModelConfig& c, std::int64_t) { return c.fuses_projections; }
 bool dense(const ModelConfig& c, std::int64_t layer) { return !c.is_sparse(layer); }
 bool dense_split(const ModelConfig& c, std::int64_t layer) { return !c.is_sparse(layer) && !c.fuses_projections; }
@@ -51,7 +54,7 @@ Shape kv_by_hidden(const ModelConfig& c) { return {kv_width(c), c.hidden_size}; 
 Shape qkv_by_hidden(const ModelConfig& c) { return {q_width(c) + 2 * kv_width(c), c.hidden_size}; }
 Shape q_bias(const ModelConfig& c) { return {q_width(c)}; }
 Shape kv_bias(const ModelConfig& c) { return {kv_width(c)}; }
-Shape hidden_by_q(const ModelConfig& c) { return {c.hidden_size, q_width(c)}; }
+Shape hidden_by_q(const ModelConfig& c) { return {c.hidden_size, c.latent ? c.num_heads * c.latent->value_dim : q_width(c)}; }
 Shape mlp_by_hidden(const ModelConfig& c) { return {c.intermediate_size, c.hidden_size}; }
 Shape mlps_by_hidden(const ModelConfig& c) { return {2 * c.intermediate_size, c.hidden_size}; }
 Shape hidden_by_mlp(const ModelConfig& c) { return {c.hidden_size, c.intermediate_size}; }
@@ -74,6 +77,13 @@ Shape value_heads(const ModelConfig& c) { return {c.linear.num_value_heads}; }
 Shape value_dim(const ModelConfig& c) { return {c.linear.value_dim}; }
 Shape qkvz_by_hidden(const ModelConfig& c) { return {c.linear.num_channels() + c.linear.value_width(), c.hidden_size}; }
 Shape gates_by_hidden(const ModelConfig& c) { return {2 * c.linear.num_value_heads, c.hidden_size}; }
+Shape query_rank_by_hidden(const ModelConfig& c) { return {c.latent->query_rank, c.hidden_size}; }
+Shape queries_by_hidden(const ModelConfig& c) { return {c.num_heads * c.latent->query_dim(), c.hidden_size}; }
+Shape kv_rank_by_hidden(const ModelConfig& c) { return {c.latent->kv_rank + c.latent->rotary_dim, c.hidden_size}; }
+Shape query_rank(const ModelConfig& c) { return {c.latent->query_rank}; }
+Shape queries_by_rank(const ModelConfig& c) { return {c.num_heads * c.latent->query_dim(), c.latent->query_rank}; }
+Shape kv_rank(const ModelConfig& c) { return {c.latent->kv_rank}; }
+Shape kv_by_rank(const ModelConfig& c) { return {c.num_heads * (c.latent->plain_dim + c.latent->value_dim), c.latent->kv_rank}; }
 Shape hidden_by_value(const ModelConfig& c) { return {c.hidden_size, c.linear.value_width()}; }
 }  // namespace shape
 
@@ -147,12 +157,18 @@ constexpr std::array kRowsOfTable{
     Row{S::kStackedDown, B::kDown, kInExpert, "down_proj.weight", "ffn_down_exps.weight", shape::hidden_by_expert, when::stacked, kShared},
     Row{S::kExpertPairsBias, B::kGateUpBiases, kInLayer, "mlp.experts.gate_up_proj_bias", "ffn_gate_up_exps.bias", shape::pairs_of_experts, when::expert_bias, kReplicated},
     Row{S::kStackedDownBias, B::kDownBiases, kInLayer, "mlp.experts.down_proj_bias", "ffn_down_exps.bias", shape::hidden_of_experts, when::expert_bias, kReplicated},
+    Row{S::kQueryDown, B::kQkv, kInLayer, "self_attn.q_a_proj.weight", "attn_q_a.weight", shape::query_rank_by_hidden, when::query_latent, kReplicated},
+    Row{S::kLatentQuery, B::kQkv, kInLayer, "self_attn.q_proj.weight", "attn_q.weight", shape::queries_by_hidden, when::no_query_latent, kReplicated},
+    Row{S::kKvDown, B::kQkv, kInLayer, "self_attn.kv_a_proj_with_mqa.weight", "attn_kv_a_mqa.weight", shape::kv_rank_by_hidden, when::latent, kReplicated},
+    Row{S::kQueryLatentNorm, B::kQueryLatentNorm, kInLayer, "self_attn.q_a_layernorm.weight", "attn_q_a_norm.weight", shape::query_rank, when::query_latent, kReplicated},
+    Row{S::kQueryUp, B::kQueryUp, kInLayer, "self_attn.q_b_proj.weight", "attn_q_b.weight", shape::queries_by_rank, when::query_latent, kReplicated},
+    Row{S::kKvLatentNorm, B::kKvLatentNorm, kInLayer, "self_attn.kv_a_layernorm.weight", "attn_kv_a_norm.weight", shape::kv_rank, when::latent, kReplicated},
+    Row{S::kKvUp, B::kKvUp, kInLayer, "self_attn.kv_b_proj.weight", "attn_kv_b.weight", shape::kv_by_rank, when::latent, kReplicated},
 };
 // clang-format on
-static_assert(std::ranges::is_sorted(kRowsOfTable, {}, &Row::slot) &&
-                  kRowsOfTable.size() == static_cast<std::size_t>(Slot::kStackedDownBias) + 1,
+static_assert(std::ranges::is_sorted(kRowsOfTable, {}, &Row::slot) && kRowsOfTable.size() == static_cast<std::size_t>(Slot::kKvUp) + 1,
               "one row per slot, in order");
-static_assert(kNumBlockKinds == static_cast<std::size_t>(Block::kHeadGateLoraB) + 1);
+static_assert(kNumBlockKinds == static_cast<std::size_t>(Block::kKvUpLoraB) + 1);
 
 constexpr const Row& row_of(Slot slot) { return kRowsOfTable[static_cast<std::size_t>(slot)]; }
 
@@ -255,12 +271,19 @@ std::optional<Block> lora_a_of(Block matrix) noexcept {
     case Block::kO: return Block::kOLoraA;
     case Block::kGateUp: return Block::kGateUpLoraA;
     case Block::kDown: return Block::kDownLoraA;
+    case Block::kQueryUp: return Block::kQueryUpLoraA;
+    case Block::kKvUp: return Block::kKvUpLoraA;
     default: return std::nullopt;
   }
 }
 std::optional<Block> lora_b_of(Slot slot) noexcept {
   switch (slot) {
+    case Slot::kLatentQuery:
     case Slot::kQ: return Block::kQLoraB;
+    case Slot::kQueryDown: return Block::kQueryDownLoraB;
+    case Slot::kKvDown: return Block::kKvDownLoraB;
+    case Slot::kQueryUp: return Block::kQueryUpLoraB;
+    case Slot::kKvUp: return Block::kKvUpLoraB;
     case Slot::kHeadGate: return Block::kHeadGateLoraB;
     case Slot::kK: return Block::kKLoraB;
     case Slot::kV: return Block::kVLoraB;
@@ -287,7 +310,7 @@ std::optional<Block> lora_b_of(Slot slot) noexcept {
   }
 }
 bool is_lora(Block block) noexcept { return block >= Block::kQkvLoraA; }
-bool is_lora_a(Block block) noexcept { return block >= Block::kQkvLoraA && block <= Block::kDownLoraA; }
+bool is_lora_a(Block block) noexcept { return block >= Block::kQkvLoraA && block <= Block::kKvUpLoraA; }
 
 TensorTablePtr make_tensor_table(const ModelConfig& config, Shard shard) {
   std::vector<TensorSpec> specs;
@@ -337,6 +360,11 @@ void check_shards(const ModelConfig& config, int size) {
          "{} devices cannot share the layers of this {} model, whose heads have output gates; one device (inference.parallel.tp = 1) is "
          "wanted",
          size, config.model_type);
+  if (config.latent)
+    fail(
+        ErrorCode::kNotImplemented,
+        "{} devices cannot share the layers of this {} model, which has latent attention; one device (inference.parallel.tp = 1) is wanted",
+        size, config.model_type);
   if (!config.linear.layers.empty())
     fail(ErrorCode::kNotImplemented,
          "{} devices cannot share the layers of this {} model: some have linear attention; one device "
@@ -374,6 +402,7 @@ ParameterCounts count_parameters(const ModelConfig& config) {
       layers = row.exists(config, -1) ? 1 : 0;
     else
       for (std::int64_t layer = 0; layer < config.num_layers; ++layer) layers += row.exists(config, layer) ? 1 : 0;
+    if (layers == 0) continue;
     const Shape shape = row.shape(config);
     const auto times = [&](std::int64_t experts) { return layers * (row.place == kInExpert ? experts : 1) * shape.num_elements(); };
     counts.all += times(config.num_experts);

@@ -69,6 +69,14 @@ enum class Slot : std::uint8_t {
   kStackedDown,
   kExpertPairsBias,
   kStackedDownBias,
+  // Of latent attention, in place of the first projections of others.
+  kQueryDown,
+  kLatentQuery,  ///< in place of the first and of kQueryUp
+  kKvDown,
+  kQueryLatentNorm,
+  kQueryUp,
+  kKvLatentNorm,
+  kKvUp,
 };
 
 /// What ops compute with: one tensor, or several that share their columns and lie one below the other, so that one product serves all of
@@ -100,11 +108,17 @@ enum class Block : std::uint8_t {
   kRouterOffset,  ///< what is added to a router's logits
   kGateUpBiases,  ///< of all experts of a layer
   kDownBiases,
+  kQueryLatentNorm,  ///< of latent attention, whose first product is kQkv
+  kQueryUp,
+  kKvLatentNorm,
+  kKvUp,
   // Low-rank adapters: A of the tensors of a block lie together, as their inputs are the same; each tensor has a B of its own.
   kQkvLoraA,
   kOLoraA,
   kGateUpLoraA,
   kDownLoraA,
+  kQueryUpLoraA,
+  kKvUpLoraA,
   kQLoraB,
   kKLoraB,
   kVLoraB,
@@ -119,8 +133,12 @@ enum class Block : std::uint8_t {
   kLinearBLoraB,
   kLinearALoraB,
   kHeadGateLoraB,
+  kQueryDownLoraB,
+  kKvDownLoraB,
+  kQueryUpLoraB,
+  kKvUpLoraB,
 };
-inline constexpr std::size_t kNumBlockKinds = 44;
+inline constexpr std::size_t kNumBlockKinds = 54;
 
 /// Elements [begin, end) of the array behind all masters, gradients or moments.
 struct ElementRange {

@@ -5,6 +5,7 @@
 #include "ops/experts.hpp"
 #include "ops/fused.hpp"
 #include "ops/hash.hpp"
+#include "ops/latent.hpp"
 #include "ops/lm_head.hpp"
 #include "ops/logit_edits.hpp"
 #include "ops/lora.hpp"
@@ -67,6 +68,10 @@
   PRL_OP(drop_gates_backward)       \
   PRL_OP(gate_heads)                \
   PRL_OP(gate_heads_backward)       \
+  PRL_OP(latent_heads)              \
+  PRL_OP(latent_heads_backward)     \
+  PRL_OP(narrow_heads)              \
+  PRL_OP(narrow_heads_backward)     \
   PRL_OP(clamped_swiglu)            \
   PRL_OP(clamped_swiglu_backward)   \
   PRL_OP(add_expert_biases)         \

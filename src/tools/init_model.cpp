@@ -29,6 +29,8 @@ nn::InitModelOptions sizes_of(const config::InitModelConfig& config) {
     case config::ModelFamily::kQwen3Next: options.family = "qwen3_next"; break;
     case config::ModelFamily::kMiniMaxM2: options.family = "minimax_m2"; break;
     case config::ModelFamily::kAfmoe: options.family = "afmoe"; break;
+    case config::ModelFamily::kDeepseekV3: options.family = "deepseek_v3"; break;
+    case config::ModelFamily::kGlm4MoeLite: options.family = "glm4_moe_lite"; break;
   }
   options.vocab_size = config.vocab_size;
   options.hidden_size = config.hidden_size;

@@ -40,7 +40,7 @@ void expect_alike(const std::filesystem::path& model, TrainingCase run, int size
 }
 
 TEST(DividedExperts, FamiliesPrecisionsAndRanksGiveTheBitsOfOneRank) {
-  for (const std::string family : {"qwen3_moe", "mixtral", "glm4_moe", "qwen3_5_moe_text", "minimax_m2", "afmoe"}) {
+  for (const std::string family : {"qwen3_moe", "mixtral", "glm4_moe", "qwen3_5_moe_text", "minimax_m2", "afmoe", "deepseek_v3"}) {
     Scratch scratch(fmt::format("experts-{}", family));
     nn::init_model(model_of_experts(family), scratch.path);
     for (const DType compute : {DType::kF32, DType::kBF16})

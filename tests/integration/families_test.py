@@ -19,6 +19,11 @@ FAMILIES = {
               ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
               ["self_attn.gate_proj.weight", "pre_mlp_layernorm.weight", "post_mlp_layernorm.weight", "mlp.router.gate.weight", "mlp.expert_bias",
                "mlp.shared_experts.up_proj.weight", "mlp.experts.5.down_proj.weight"]),
+    # A dense layer, then one with experts; latents of queries, and of keys and values.
+    "deepseek_v3": (["--num-experts", 6, "--num-experts-per-tok", 2],
+                    ["q_a_proj", "kv_a_proj_with_mqa", "q_b_proj", "kv_b_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+                    ["self_attn.q_a_layernorm.weight", "self_attn.kv_a_layernorm.weight", "self_attn.kv_b_proj.weight", "mlp.gate.e_score_correction_bias",
+                     "mlp.shared_experts.up_proj.weight", "mlp.experts.5.down_proj.weight"]),
     "olmo2": ([], ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
               ["self_attn.q_norm.weight", "post_attention_layernorm.weight", "post_feedforward_layernorm.weight"]),
     "gpt_oss": (["--num-experts", 6, "--num-experts-per-tok", 2, "--sliding-window", 12], ["q_proj", "k_proj", "v_proj", "o_proj"],
@@ -92,7 +97,7 @@ def test_adapters_have_the_names_of_the_familys_modules():
             merged = fine_tune(folder, "one", *lora("model", family, "--ckpt.weights.save-adapter-separately", "--optim.lr", "2e-2", "--compute.dtype", "float32"))
             adapter = next((folder / "one").rglob("adapter_model.safetensors"))
             config = json.loads((adapter.parent / "adapter_config.json").read_text())
-            if family not in ("mixtral", "minimax_m2", "qwen3_next", "afmoe"):  # whose experts are named one by one, and so is the shared one
+            if family not in ("mixtral", "minimax_m2", "qwen3_next", "afmoe", "deepseek_v3"):  # whose experts are named one by one, and so is the shared one
                 check(sorted(config["target_modules"]) == sorted(targets), f"{family}: {config['target_modules']}")
             prl("convert", folder / "model", folder / "merged", "--adapter", adapter.parent, "--dtype", "float32")
             check(harness.tensor_digest(folder / "merged") == merged, f"{family}: merged by convert, other weights than the trainer's")
@@ -102,7 +107,7 @@ def test_adapters_have_the_names_of_the_familys_modules():
 
 
 def test_layers_that_cannot_be_shared_are_refused():
-    for family in ("olmo2", "phi3", "qwen3_5", "gpt_oss", "qwen3_next", "minimax_m2", "afmoe"):
+    for family in ("olmo2", "phi3", "qwen3_5", "gpt_oss", "qwen3_next", "minimax_m2", "afmoe", "deepseek_v3"):
         with harness.workspace(f"family-shared-{family}") as folder:
             prepare(folder, family)
             said = "".join(prl("inference", "--model.name", folder / "model", "--parallel.tp", 2, "--compute.device", "cpu", "--server.port",

@@ -37,6 +37,7 @@ struct Family {
   std::string_view multimodal_type = {};  ///< model_type of files that hold such a model as "text_config" beside others, if there are any
   bool drops_mtp = false;                 ///< tensors "mtp.*" for multi-token prediction, which files may hold, are left out
   bool has_dense_mlps = true;             ///< `intermediate_size` says their width; else all layers have experts
+  bool has_latent_attention = false;      ///< keys have as many heads as queries
   bool has_mxfp4 = false;                 ///< experts in blocks of 4-bit numbers, which are read as what they stand for
 };
 
@@ -77,6 +78,21 @@ struct SoftmaxExperts {
 /// more than there are.
 void read_softmax_experts(const ConfigReader& reader, const SoftmaxExperts& without, bool has_shared, ModelConfig& config);
 void describe_softmax_experts(const ModelConfig& config, boost::json::object& object);
+/// Experts that sigmoids with a bias choose (GLM-4.5, DeepSeek-V3), where config.json says nothing.
+struct ScoredExperts {
+  std::int64_t num_experts = 0, num_active = 0, size = 0;
+  std::int64_t num_groups = 1, num_active_groups = 1;
+  double scale = 1.0;
+  std::int64_t num_dense = 0;  ///< of the first layers
+};
+/// Numbers, widths and groups of experts, those that all tokens pass, the first layers that have none, and layers that are skipped.
+/// Error{kCorrupt|kNotImplemented} names the key.
+void read_scored_experts(const ConfigReader& reader, const ScoredExperts& without, ModelConfig& config);
+void describe_scored_experts(const ModelConfig& config, boost::json::object& object);
+/// Sizes of latent attention, and what follows from them (head_dim, score_scale); `without`: where config.json says nothing.
+/// Error{kNotImplemented} names the key.
+void read_latent_attention(const ConfigReader& reader, const LatentAttention& without, ModelConfig& config);
+void describe_latent_attention(const ModelConfig& config, boost::json::object& object);
 /// Sets dense_layers by `decoder_sparse_step` and `mlp_only_layers`.
 void read_sparse_layers(const ConfigReader& reader, ModelConfig& config);
 /// Adds the keys that read_window() reads with these `keys`.
@@ -104,5 +120,8 @@ extern const Family kOlmo3Family;
 extern const Family kPhi3Family;
 extern const Family kGptOssFamily;
 extern const Family kAfmoeFamily;
+extern const Family kDeepseekV3Family;
+extern const Family kKimiK2Family;
+extern const Family kGlm4MoeLiteFamily;
 
 }  // namespace prl::nn

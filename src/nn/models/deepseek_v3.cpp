@@ -1,0 +1,86 @@
+#include "base/error.hpp"
+#include "nn/models/family.hpp"
+
+// DeepSeek-V3 and what has its layers under other names: latent attention, the first layers dense, and in the others experts that sigmoids
+// with a bias choose beside shared ones. Moonlight says "deepseek_v3" too; Kimi K2 has a name of its own; GLM-4.7-Flash has other sizes.
+namespace prl::nn {
+namespace {
+
+/// Keys of the published files that transformers does not read, as all models have the same there. Anything else would be another model.
+void refuse_other_experts(const ConfigReader& reader) {
+  reader.require_string("scoring_func", "sigmoid", "sigmoid");
+  reader.require_string("topk_method", "noaux_tc", "noaux_tc");
+  if (const std::int64_t step = reader.integer("moe_layer_freq", 1, 1, 1 << 20); step != 1)
+    fail(ErrorCode::kNotImplemented, "{}: key 'moe_layer_freq' is {}; this build has experts in every layer that is not dense: 1",
+         reader.subject(), step);
+}
+
+void configure_deepseek_v3(const ConfigReader& reader, ModelConfig& config) {
+  read_latent_attention(reader, {.query_rank = 1536, .kv_rank = 512, .plain_dim = 128, .rotary_dim = 64, .value_dim = 128}, config);
+  refuse_other_experts(reader);
+  read_scored_experts(
+      reader, {.num_experts = 256, .num_active = 8, .size = 2048, .num_groups = 8, .num_active_groups = 4, .scale = 2.5, .num_dense = 3},
+      config);
+}
+
+/// As layer types, in place of `first_k_dense_replace`.
+void read_mlp_types(const ConfigReader& reader, ModelConfig& config) {
+  const std::vector<std::string> types = reader.strings("mlp_layer_types");
+  if (types.empty()) return;
+  config.dense_layers.clear();
+  for (std::size_t layer = 0; layer < types.size(); ++layer) {
+    if (types[layer] != "dense" && types[layer] != "sparse")
+      fail(ErrorCode::kNotImplemented, "{}: key 'mlp_layer_types' says '{}' of layer {}; this build knows 'dense' and 'sparse'",
+           reader.subject(), types[layer], layer);
+    if (types[layer] == "dense") config.dense_layers.push_back(static_cast<std::int64_t>(layer));
+  }
+  const auto num_dense = static_cast<std::int64_t>(config.dense_layers.size());
+  if (static_cast<std::int64_t>(types.size()) != config.num_layers || num_dense == config.num_layers)
+    fail(ErrorCode::kCorrupt, "{}: key 'mlp_layer_types' has {} types, {} of them 'dense', wanted one for each of {} layers, not all dense",
+         reader.subject(), types.size(), num_dense, config.num_layers);
+}
+
+void configure_glm4_moe_lite(const ConfigReader& reader, ModelConfig& config) {
+  read_latent_attention(reader, {.query_rank = 768, .kv_rank = 512, .plain_dim = 192, .rotary_dim = 64, .value_dim = 256}, config);
+  refuse_other_experts(reader);
+  read_scored_experts(reader, {.num_experts = 64, .num_active = 4, .size = 1536, .scale = 1.8, .num_dense = 1}, config);
+  read_mlp_types(reader, config);
+}
+
+void describe_deepseek_v3(const ModelConfig& config, boost::json::object& object) {
+  describe_latent_attention(config, object);
+  describe_scored_experts(config, object);
+  // Overwritten where there are some; without the keys transformers takes ids of its own.
+  for (const char* id : {"bos_token_id", "eos_token_id"}) object[id] = nullptr;
+}
+
+void describe_glm4_moe_lite(const ModelConfig& config, boost::json::object& object) {
+  describe_deepseek_v3(config, object);
+  boost::json::array types;
+  for (std::int64_t layer = 0; layer < config.num_layers; ++layer) types.emplace_back(config.is_sparse(layer) ? "sparse" : "dense");
+  object["mlp_layer_types"] = std::move(types);
+}
+
+}  // namespace
+
+const Family kDeepseekV3Family{.model_type = "deepseek_v3",
+                               .architecture = "DeepseekV3ForCausalLM",
+                               .configure = configure_deepseek_v3,
+                               .describe = describe_deepseek_v3,
+                               .max_position = 4096,
+                               .has_latent_attention = true};
+const Family kKimiK2Family{.model_type = "kimi_k2",
+                           .architecture = "DeepseekV3ForCausalLM",
+                           .configure = configure_deepseek_v3,
+                           .describe = describe_deepseek_v3,
+                           .max_position = 4096,
+                           .has_latent_attention = true};
+const Family kGlm4MoeLiteFamily{.model_type = "glm4_moe_lite",
+                                .architecture = "Glm4MoeLiteForCausalLM",
+                                .configure = configure_glm4_moe_lite,
+                                .describe = describe_glm4_moe_lite,
+                                .rms_norm_eps = 1e-5,
+                                .max_position = 202752,
+                                .has_latent_attention = true};
+
+}  // namespace prl::nn
