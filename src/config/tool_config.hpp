@@ -75,7 +75,8 @@ struct InitModelConfig {
     v.field("intermediate_size", intermediate_size, "Width of the MLPs", {.min = 1});
     v.field("num_layers", num_layers, "Layers", {.unit = "layers", .min = 1});
     v.field("num_heads", num_heads, "Query heads", {.min = 1});
-    v.field("num_kv_heads", num_kv_heads, "Key-value heads; divides num_heads", {.min = 1});
+    v.field("num_kv_heads", num_kv_heads,
+            "Key-value heads; divides num_heads. Of latent attention as many as num_heads, whatever this says", {.min = 1});
     v.field("head_dim", head_dim, "Width of a head; hidden_size / num_heads if not set", {.min = 2});
     v.field("num_experts", num_experts, "Experts of a layer; the first layer of glm4_moe, afmoe and deepseek_v3 has none", {.min = 1});
     v.field("num_experts_per_tok", num_experts_per_tok, "Experts that a token is sent to, of families with experts", {.min = 1});

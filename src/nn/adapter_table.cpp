@@ -100,6 +100,26 @@ void refuse_stacked_experts(const ModelConfig& model, const AdapterConfig& confi
              key, name, model.model_type);
 }
 
+/// The target modules of a model. Of latent attention what the usual lists call q_proj, k_proj and v_proj stands for the modules in their
+/// place, unless the model has such a one.
+std::vector<std::string> targets_of(const ModelConfig& model, const std::vector<std::string>& targets) {
+  if (!model.latent) return targets;
+  std::vector<std::string> out;
+  const auto add = [&](std::initializer_list<const char*> names) {
+    for (const char* name : names)
+      if (std::ranges::find(out, name) == out.end()) out.emplace_back(name);
+  };
+  for (const std::string& target : targets) {
+    if (target == "q_proj" && model.latent->query_rank > 0)
+      add({"q_a_proj", "q_b_proj"});
+    else if (target == "k_proj" || target == "v_proj")
+      add({"kv_a_proj_with_mqa", "kv_b_proj"});
+    else
+      add({target.c_str()});
+  }
+  return out;
+}
+
 /// PEFT's rule for rank_pattern and alpha_pattern.
 template <typename T>
 std::optional<T> find_pattern(const std::vector<std::pair<std::string, T>>& patterns, std::string_view module, const char* key) {
@@ -175,7 +195,7 @@ TensorTablePtr make_adapter_table(const ModelConfig& model, const std::function<
 
 TensorTablePtr make_adapter_table(const ModelConfig& model, const AdapterConfig& config) {
   const TensorTablePtr of_model = make_tensor_table(model);
-  const std::vector<ModulePattern> targets = patterns_of(config.target_modules, "target_modules"),
+  const std::vector<ModulePattern> targets = patterns_of(targets_of(model, config.target_modules), "target_modules"),
                                    saved = patterns_of(config.modules_to_save, "modules_to_save");
   std::vector<std::string> adaptable, all;
   for (const TensorSpec& spec : of_model->tensors()) {

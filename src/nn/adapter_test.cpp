@@ -44,8 +44,7 @@ std::vector<std::string> targets_in(const std::string& family, const std::vector
                                                                                            {"v_proj", "qkv_proj"},
                                                                                            {"gate_proj", "gate_up_proj"},
                                                                                            {"up_proj", "gate_up_proj"}};
-  const Names latent{{"q_proj", "q_b_proj"}, {"k_proj", "kv_a_proj_with_mqa"}, {"v_proj", "kv_b_proj"}};
-  const Names names = has_numbered_experts(family) ? numbered : family == "phi3" ? fused : family == "deepseek_v3" ? latent : Names{};
+  const Names names = has_numbered_experts(family) ? numbered : family == "phi3" ? fused : Names{};
   std::vector<std::string> out;
   for (const std::string& target : targets) {
     if (family == "gpt_oss" && std::ranges::find(kOfAttention, target) == kOfAttention.end()) continue;

@@ -359,8 +359,9 @@ Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, cons
   if (c.norms_outputs && c.norms_inputs) return doubly_normed_layer(frame, part, model, i, in, index, memory);
   if (c.norms_outputs) return output_normed_layer(frame, part, model, i, in, index, memory);
 
-  const Projected qkv = project_normed(part.norm, part.attn_proj, in, model.norm(Block::kInputNorm, i),
-                                       model.linear(Block::kQkv, i, weight(c.latent ? Block::kKvUp : Block::kO)), /*has_gate=*/false, /*sum_out=*/{});
+  const Projected qkv =
+      project_normed(part.norm, part.attn_proj, in, model.norm(Block::kInputNorm, i),
+                     model.linear(Block::kQkv, i, weight(c.latent ? Block::kKvUp : Block::kO)), /*has_gate=*/false, /*sum_out=*/{});
   const Var projections = c.qk_norm_is_whole ? autograd::norm_projections(part.heads, qkv.value, q_norm, k_norm) : qkv.value;
   const AttentionParameter attention = c.qk_norm_is_whole ? attention_of(model, i, {}, {}) : attention_of(model, i, q_norm, k_norm);
   const Var heads =
