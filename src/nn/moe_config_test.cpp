@@ -171,6 +171,38 @@ TEST_F(ModelConfigTest, DeepseekV3) {
   expect_error(replaced("n_group", "8", "7"), ErrorCode::kCorrupt, "n_group");
 }
 
+// The config.json of DeepSeek-V2-Lite as it is published, with four layers.
+constexpr const char* kDeepseekV2Lite = R"({
+  "architectures": ["DeepseekV2ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "aux_loss_alpha": 0.001,
+  "bos_token_id": 100000, "eos_token_id": 100001, "first_k_dense_replace": 1, "hidden_act": "silu", "hidden_size": 2048,
+  "initializer_range": 0.02, "intermediate_size": 10944, "kv_lora_rank": 512, "max_position_embeddings": 163840,
+  "model_type": "deepseek_v2", "moe_intermediate_size": 1408, "moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 64,
+  "n_shared_experts": 2, "norm_topk_prob": false, "num_attention_heads": 16, "num_experts_per_tok": 6, "num_hidden_layers": 4,
+  "num_key_value_heads": 16, "pretraining_tp": 1, "q_lora_rank": null, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+  "rms_norm_eps": 1e-06, "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707,
+  "original_max_position_embeddings": 4096, "type": "yarn"}, "rope_theta": 10000, "routed_scaling_factor": 1.0,
+  "scoring_func": "softmax", "seq_aux": true, "tie_word_embeddings": false, "topk_group": 1, "topk_method": "greedy",
+  "torch_dtype": "bfloat16", "use_cache": true, "v_head_dim": 128, "vocab_size": 102400})";
+
+TEST_F(ModelConfigTest, DeepseekV2Lite) {
+  const ModelConfig config = load(kDeepseekV2Lite);
+  ASSERT_TRUE(config.latent);
+  EXPECT_EQ(config.latent->query_rank, 0);
+  EXPECT_FALSE(config.has_score_router || config.norm_topk_prob || config.gates_shared_expert);
+  EXPECT_EQ(config.shared_expert_size, 2 * 1408);
+  EXPECT_EQ(config.num_active_experts, 6);
+  EXPECT_THAT(config.dense_layers, ElementsAre(0));
+  const double of_yarn = 0.0707 * std::log(40.0) + 1.0;
+  EXPECT_NEAR(config.latent->score_scale, of_yarn * of_yarn / std::sqrt(192.0), 1e-12);
+  const auto replaced = [&](const std::string& key, const std::string& from, const std::string& to) {
+    return edit(kDeepseekV2Lite, "\"" + key + "\": " + from, "\"" + key + "\": " + to);
+  };
+  expect_error(replaced("topk_method", "\"greedy\"", "\"group_limited_greedy\""), ErrorCode::kNotImplemented, "topk_method");
+  expect_error(replaced("routed_scaling_factor", "1.0", "16.0"), ErrorCode::kNotImplemented, "routed_scaling_factor");
+  expect_error(replaced("norm_topk_prob", "false", "true"), ErrorCode::kNotImplemented, "norm_topk_prob");
+  expect_error(replaced("scoring_func", "\"softmax\"", "\"sigmoid\""), ErrorCode::kNotImplemented, "scoring_func");
+}
+
 TEST_F(ModelConfigTest, Glm4MoeLiteSaysWhichLayersAreDense) {
   const std::string keys = R"({"architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite", "vocab_size": 154880,
     "hidden_size": 2048, "intermediate_size": 10240, "num_hidden_layers": 4, "num_attention_heads": 20, "num_key_value_heads": 20)";

@@ -167,7 +167,7 @@ TEST_P(GoldenModelTest, SavingKeepsEveryByteOfTensorsConfigAndTokenizer) {
 
 INSTANTIATE_TEST_SUITE_P(Models, GoldenModelTest,
                          ::testing::Values("qwen2_tied", "mixtral", "olmo2", "phi3", "qwen3_5", "gpt_oss", "qwen3_5_moe", "qwen3_next",
-                                           "minimax_m2", "afmoe", "deepseek_v3"),
+                                           "minimax_m2", "afmoe", "deepseek_v2", "deepseek_v3"),
                          [](const auto& test) { return test.param; });
 
 // Published files of Qwen 3.5 have other names and hold a part for images.

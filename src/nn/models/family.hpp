@@ -81,6 +81,7 @@ void describe_softmax_experts(const ModelConfig& config, boost::json::object& ob
 /// Experts that sigmoids with a bias choose (GLM-4.5, DeepSeek-V3), where config.json says nothing.
 struct ScoredExperts {
   std::int64_t num_experts = 0, num_active = 0, size = 0;
+  std::int64_t num_shared = 1;
   std::int64_t num_groups = 1, num_active_groups = 1;
   double scale = 1.0;
   std::int64_t num_dense = 0;  ///< of the first layers
@@ -120,6 +121,7 @@ extern const Family kOlmo3Family;
 extern const Family kPhi3Family;
 extern const Family kGptOssFamily;
 extern const Family kAfmoeFamily;
+extern const Family kDeepseekV2Family;
 extern const Family kDeepseekV3Family;
 extern const Family kKimiK2Family;
 extern const Family kGlm4MoeLiteFamily;

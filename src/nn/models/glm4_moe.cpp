@@ -14,7 +14,7 @@ void read_scored_experts(const ConfigReader& reader, const ScoredExperts& withou
                                       ops::kMaxExperts);
   config.num_active_experts = reader.integer("num_experts_per_tok", without.num_active, 1, ops::kMaxActiveExperts);
   config.expert_size = reader.integer("moe_intermediate_size", without.size, 1, 1 << 24);
-  config.shared_expert_size = reader.integer("n_shared_experts", 1, 0, 1 << 10) * config.expert_size;
+  config.shared_expert_size = reader.integer("n_shared_experts", without.num_shared, 0, 1 << 10) * config.expert_size;
   config.norm_topk_prob = reader.boolean("norm_topk_prob", true);
   config.routed_scale = reader.number("routed_scaling_factor", without.scale, 0.0, 1e6);
   config.num_expert_groups = reader.integer("n_group", without.num_groups, 1, config.num_experts);
