@@ -165,27 +165,29 @@ std::span<const LinearParameter> of_part(const std::vector<LinearParameter>& of_
   return std::span(of_experts).subspan(part.first_expert, part.num_experts);
 }
 
+/// f(first row, rows, expert of the part) for the rows of a part that one expert gets from one rank, where there are some.
+template <typename F>
+void for_each_group(const DividedPlacement& placement, const Part& part, const F& f) {
+  for (std::size_t i = 0; i < part.num_experts * part.received.size(); ++i) {
+    const std::size_t group = part.first_group + i;
+    if (const std::int64_t count = placement.rows_of(group); count > 0) f(placement.begin_of[group], count, i % part.num_experts);
+  }
+}
 /// y = x W^T of a part's rows.
 void run_products(ops::OpContext& ctx, TensorView y_N, ConstTensorView x_N, std::span<const LinearParameter> of_experts,
                   const DividedPlacement& placement, const Part& part) {
   if (part.num_rows == 0 || ops::grouped_linear(ctx, y_N, x_N, matrices(of_experts), placement.begins(part))) return;
-  for (std::size_t i = 0; i < part.num_experts * part.received.size(); ++i) {
-    const std::size_t group = part.first_group + i;
-    if (const std::int64_t count = placement.rows_of(group); count > 0)
-      ops::linear(ctx, y_N.rows(placement.begin_of[group], count), x_N.rows(placement.begin_of[group], count),
-                  *of_experts[i % part.num_experts].weight);
-  }
+  for_each_group(placement, part, [&](std::int64_t begin, std::int64_t count, std::size_t expert) {
+    ops::linear(ctx, y_N.rows(begin, count), x_N.rows(begin, count), *of_experts[expert].weight);
+  });
 }
 /// dx = dy W.
 void run_input_gradients(ops::OpContext& ctx, TensorView dx_N, ConstTensorView dy_N, std::span<const LinearParameter> of_experts,
                          const DividedPlacement& placement, const Part& part) {
   if (part.num_rows == 0 || ops::grouped_linear_backward_input(ctx, dx_N, dy_N, matrices(of_experts), placement.begins(part))) return;
-  for (std::size_t i = 0; i < part.num_experts * part.received.size(); ++i) {
-    const std::size_t group = part.first_group + i;
-    if (const std::int64_t count = placement.rows_of(group); count > 0)
-      ops::linear_backward_input(ctx, dx_N.rows(placement.begin_of[group], count), dy_N.rows(placement.begin_of[group], count),
-                                 *of_experts[i % part.num_experts].weight, false);
-  }
+  for_each_group(placement, part, [&](std::int64_t begin, std::int64_t count, std::size_t expert) {
+    ops::linear_backward_input(ctx, dx_N.rows(begin, count), dy_N.rows(begin, count), *of_experts[expert].weight, false);
+  });
 }
 /// dW += dy^T x: of each rank's rows a leaf, one after the other.
 void run_weight_gradients(ops::OpContext& ctx, ConstTensorView dy_N, ConstTensorView x_N, std::span<const LinearParameter> of_experts,

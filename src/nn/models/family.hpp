@@ -78,6 +78,9 @@ struct SoftmaxExperts {
 /// more than there are.
 void read_softmax_experts(const ConfigReader& reader, const SoftmaxExperts& without, bool has_shared, ModelConfig& config);
 void describe_softmax_experts(const ModelConfig& config, boost::json::object& object);
+/// Experts under Mixtral's names in every layer, whose width is intermediate_size and whose weights are divided by their sum.
+/// Error{kCorrupt} if a token has more than there are.
+void read_numbered_experts(const ConfigReader& reader, std::int64_t num_experts, std::int64_t num_active, ModelConfig& config);
 /// Experts that sigmoids with a bias choose (GLM-4.5, DeepSeek-V3), where config.json says nothing.
 struct ScoredExperts {
   std::int64_t num_experts = 0, num_active = 0, size = 0;

@@ -1,6 +1,5 @@
 #include "base/error.hpp"
 #include "nn/models/family.hpp"
-#include "ops/experts.hpp"
 
 // MiniMax-M2: in every layer attention with norms of q and k over all heads at once, of whose elements a part is rotated, and experts that
 // sigmoids with a bias choose, under Mixtral's names.
@@ -46,14 +45,7 @@ void configure_minimax_m2(const ConfigReader& reader, ModelConfig& config) {
   config.qk_norm = true;
   config.qk_norm_is_whole = true;
   config.has_score_router = true;
-  config.num_experts = reader.integer("num_local_experts", reader.integer("num_experts", 256, 1, ops::kMaxExperts), 1, ops::kMaxExperts);
-  config.num_active_experts = reader.integer("num_experts_per_tok", 8, 1, ops::kMaxActiveExperts);
-  if (config.num_active_experts > config.num_experts)
-    fail(ErrorCode::kCorrupt, "{}: key 'num_experts_per_tok' is {}, more than the {} of 'num_local_experts'", reader.subject(),
-         config.num_active_experts, config.num_experts);
-  config.expert_size = config.intermediate_size;
-  config.expert_names = ExpertNames::kNumbered;
-  config.norm_topk_prob = true;
+  read_numbered_experts(reader, /*num_experts=*/256, /*num_active=*/8, config);
   if (reader.boolean("use_mtp", true)) config.num_skipped_layers = reader.integer("num_mtp_modules", 0, 0, 64);
 }
 
