@@ -30,7 +30,7 @@ std::size_t weight_bytes(const StepLoad& load) {
 double row_flops(const StepLoad& load) {
   const auto tokens = static_cast<double>(load.seq_len);
   const double attention =
-      12.0 * static_cast<double>(load.model.num_layers * load.model.hidden_size) * static_cast<double>(load.sequence_tokens);
+      12.0 * static_cast<double>(load.model.num_layers) * load.model.attended_width() * static_cast<double>(load.sequence_tokens);
   return tokens * (6.0 * static_cast<double>(load.model.num_active_parameters()) + attention);
 }
 
@@ -297,7 +297,7 @@ void add_sampling(StepCost& cost, const StepLoad& load, const Card& card) {
   const double reading = (matrices * size + sequences * context * kv_bytes) / (card.memory_bytes_per_s * card.bandwidth_efficiency);
   const double step = std::max(reading, sequences * 2 * matrices / flops);
   const double decode = std::ceil(static_cast<double>(mine) / sequences) * static_cast<double>(sampling.completion_tokens) * step;
-  const double attention = 4.0 * static_cast<double>(m.num_layers * m.hidden_size) * static_cast<double>(sampling.prompt_tokens);
+  const double attention = 4.0 * static_cast<double>(m.num_layers) * m.attended_width() * static_cast<double>(sampling.prompt_tokens);
   const double prefill = static_cast<double>(mine * sampling.prompt_tokens) * (2 * matrices + attention) / flops;
   cost.sampling = decode + prefill;
   // In one process a pointer changes hands, and the engine reads the weights for their checksum. Else they are sent to each engine.

@@ -212,9 +212,7 @@ std::int64_t ModelConfig::num_parameters() const { return count_parameters(*this
 std::int64_t ModelConfig::num_active_parameters() const { return count_parameters(*this).active; }
 
 double ModelConfig::flops_per_token(std::int64_t seq_len) const {
-  const double attended_width =
-      latent ? 0.5 * static_cast<double>(num_heads * (latent->query_dim() + latent->value_dim)) : static_cast<double>(hidden_size);
-  return 6.0 * static_cast<double>(num_active_parameters()) + 12.0 * attended_width * static_cast<double>(attended_keys(seq_len)) +
+  return 6.0 * static_cast<double>(num_active_parameters()) + 12.0 * attended_width() * static_cast<double>(attended_keys(seq_len)) +
          18.0 * static_cast<double>(linear.layers.size()) * static_cast<double>(linear.state_elements());
 }
 

@@ -156,6 +156,11 @@ struct ModelConfig {
   bool is_windowed(std::int64_t layer) const noexcept { return window_of(layer) > 0; }
   /// Keys that the last query of `length` tokens sees, of all layers of softmax attention together.
   std::int64_t attended_keys(std::int64_t length) const noexcept;
+  /// Of attention, half of the elements that a query's two products with a key have in all heads together: hidden_size as spec 8.10 counts,
+  /// of latent attention what its heads have without padding.
+  double attended_width() const noexcept {
+    return latent ? 0.5 * static_cast<double>(num_heads * (latent->query_dim() + latent->value_dim)) : static_cast<double>(hidden_size);
+  }
   /// Width of all MLPs that one token passes in a layer.
   std::int64_t active_mlp_size(std::int64_t layer) const noexcept {
     return is_sparse(layer) ? num_active_experts * expert_size + shared_expert_size : intermediate_size;
@@ -166,9 +171,8 @@ struct ModelConfig {
   }
   /// Matmul weights of one token's forward pass, embeddings excluded, LM head included; of experts the active ones (spec 8.10).
   std::int64_t num_active_parameters() const;
-  /// Forward + backward FLOPs per trained token at `seq_len`: 6 P + 12 L hidden seq (spec 8.10; of latent attention, heads times half of a
-  /// query's and a value's elements in place of hidden), a window in place of seq where it is
-  /// shorter, and for a layer of linear attention 6 FLOPs for each element of its state and product with it (three).
+  /// Forward + backward FLOPs per trained token at `seq_len`: 6 P + 12 L attended_width() seq (spec 8.10), a window in place of seq where
+  /// it is shorter, and for a layer of linear attention 6 FLOPs for each element of its state and product with it (three).
   double flops_per_token(std::int64_t seq_len) const;
 };
 

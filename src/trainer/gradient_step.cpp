@@ -93,7 +93,7 @@ double training_flops(const nn::ModelConfig& model, const wire::MicroBatch& row,
     pairs += static_cast<double>(length) * static_cast<double>(model.attended_keys(length));
   return (6 * body - 2 * unneeded + 6 * of_adapter) * static_cast<double>(row.input_ids.size()) +
          head_factor * head * static_cast<double>(std::ranges::count_if(targets, [](std::int32_t target) { return target >= 0; })) +
-         12 * static_cast<double>(model.hidden_size) * pairs;
+         12 * model.attended_width() * pairs;
 }
 
 std::vector<std::size_t> balanced_order(const nn::ModelConfig& model, std::span<const wire::MicroBatch> rows) {

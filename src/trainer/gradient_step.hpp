@@ -65,8 +65,8 @@ struct GradientStepResult {
 };
 
 /// Floating-point operations that forward and backward over a row need: 6 per matrix weight and token, for the head per token that is a
-/// target, and 12 * hidden * ModelConfig::attended_keys(n) per token of a sequence of n for attention. Recomputed activations do not count.
-/// With `trained`, the tensors of an adapter and the modules that are trained beside it, weights that are not trained need 4.
+/// target, and 12 * attended_width() * attended_keys(n) (ModelConfig) per token of a sequence of n for attention. Recomputed activations do
+/// not count. With `trained`, the tensors of an adapter and the modules that are trained beside it, weights that are not trained need 4.
 double training_flops(const nn::ModelConfig& model, const wire::MicroBatch& row, std::span<const std::int32_t> targets,
                       const nn::TensorTable* trained = nullptr);
 
