@@ -14,6 +14,7 @@
 #include "text/detail/json_access.hpp"
 #include "text/detail/normalizer.hpp"
 #include "text/detail/pre_tokenizer.hpp"
+#include "text/detail/rank_file.hpp"
 #include "text/detail/token_decoder.hpp"
 #include "text/detokenizer.hpp"
 #include "text/utf8.hpp"
@@ -397,14 +398,17 @@ void Tokenizer::Impl::encode(std::string_view text, EncodeOptions options, Encod
 }
 
 Tokenizer Tokenizer::load(const std::filesystem::path& folder) {
-  if (!std::filesystem::exists(folder / "tokenizer.json"))
-    fail(ErrorCode::kNotFound, "[tokenizer] {} has no tokenizer.json; a Hugging Face folder with a fast BPE tokenizer is needed",
-         folder.string());
   const auto read_optional = [&](const char* name) {
     return std::filesystem::exists(folder / name) ? read_file(folder / name, kMaxFileBytes) : std::string();
   };
-  return parse(read_file(folder / "tokenizer.json", kMaxFileBytes), read_optional("tokenizer_config.json"),
-               read_optional("generation_config.json"), read_optional("special_tokens_map.json"), folder.string());
+  std::string tokenizer = read_optional("tokenizer.json");
+  if (tokenizer.empty() && std::filesystem::exists(folder / "tiktoken.model"))
+    tokenizer = detail::tokenizer_json_of_ranks(read_optional("tiktoken.model"), read_optional("tokenizer_config.json"), folder.string());
+  if (tokenizer.empty())
+    fail(ErrorCode::kNotFound, "[tokenizer] {} has no tokenizer.json; a Hugging Face folder with a fast BPE tokenizer is needed",
+         folder.string());
+  return parse(tokenizer, read_optional("tokenizer_config.json"), read_optional("generation_config.json"),
+               read_optional("special_tokens_map.json"), folder.string());
 }
 
 Tokenizer Tokenizer::parse(std::string_view tokenizer_json, std::string_view tokenizer_config, std::string_view generation_config,

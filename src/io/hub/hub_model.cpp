@@ -19,8 +19,10 @@ namespace {
 
 constexpr const char* kWhole = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
-/// Taken where they are; only tokenizer.json is needed.
+constexpr const char* kRanks = "tiktoken.model";
+/// Taken where they are; of these only tokenizer.json is needed, or what stands in its place.
 constexpr const char* kTextFiles[] = {"tokenizer.json",
+                                      kRanks,
                                       "tokenizer_config.json",
                                       "special_tokens_map.json",
                                       "added_tokens.json",
@@ -69,7 +71,7 @@ std::vector<std::string> missing_model_files(const fs::path& folder, ModelParts 
   const auto want = [&](const std::string& name) {
     if (!is_there(folder / name)) missing.push_back(name);
   };
-  want("tokenizer.json");
+  if (!is_there(folder / kRanks)) want("tokenizer.json");
   if (parts == ModelParts::kText) return missing;
   want("config.json");
   if (is_there(folder / kWhole)) return missing;
@@ -89,7 +91,7 @@ std::vector<std::string> model_files(const std::vector<std::string>& listed, Mod
       fail(ErrorCode::kNotFound, "{} holds no config.json, but {}", subject, listed.empty() ? "nothing" : list_of(listed));
     files.emplace_back("config.json");
   }
-  if (parts == ModelParts::kText && !has("tokenizer.json"))
+  if (parts == ModelParts::kText && !has("tokenizer.json") && !has(kRanks))
     fail(ErrorCode::kNotFound, "{} holds no tokenizer.json, but {}", subject, listed.empty() ? "nothing" : list_of(listed));
   for (const char* name : kTextFiles)
     if (has(name)) files.emplace_back(name);

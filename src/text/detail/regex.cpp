@@ -53,6 +53,12 @@ constexpr Property kProperties[] = {
     {"M", R"(\p{M})" PRL_NEW_M},
     {"N", R"(\p{N})" PRL_NEW_N},
 };
+// Of a script's name Oniguruma takes the characters of that script, PCRE2 also those that several scripts use ("。" is no Han): sc: says
+// so.
+constexpr std::string_view kScripts[] = {"Arabic",   "Armenian", "Bengali",  "Bopomofo", "Cyrillic",  "Devanagari", "Ethiopic", "Georgian",
+                                         "Greek",    "Gujarati", "Gurmukhi", "Han",      "Hangul",    "Hebrew",     "Hiragana", "Kannada",
+                                         "Katakana", "Khmer",    "Lao",      "Latin",    "Malayalam", "Mongolian",  "Myanmar",  "Oriya",
+                                         "Sinhala",  "Tamil",    "Telugu",   "Thai",     "Tibetan",   "Yi"};
 // Oniguruma's word: also superscript and vulgar-fraction digits of Latin-1 and the circled letters.
 constexpr std::string_view kWordClass =
     R"(\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc})" PRL_NEW_LU PRL_NEW_LL PRL_NEW_LM PRL_NEW_LO PRL_NEW_M PRL_NEW_N
@@ -80,6 +86,15 @@ std::string translate_oniguruma(std::string_view pattern) {
         for (const Property& property : kProperties)
           if (property.name == name) expansion = property.members;
         if (!expansion.empty()) i = close;
+      }
+      if ((escape == 'p' || escape == 'P') && i + 1 < pattern.size() && pattern[i + 1] == '{') {
+        const bool is_negated = pattern.substr(i + 2).starts_with('^');
+        const std::size_t begin = i + 2 + (is_negated ? 1 : 0), close = std::min(pattern.find('}', i), pattern.size());
+        if (const std::string_view name = pattern.substr(begin, close - begin); std::ranges::find(kScripts, name) != std::end(kScripts)) {
+          out.append({'\\', escape}).append(is_negated ? "{^sc:" : "{sc:").append(name).append("}");
+          i = close;
+          continue;
+        }
       }
       if (escape == 's' || escape == 'S') expansion = kSpaceClass;
       if (escape == 'w' || escape == 'W') expansion = kWordClass;
