@@ -6,6 +6,8 @@
     make_text_fixtures.py templates      # template_cases.json from the *.jinja files and text_fixture_cases.py
     make_text_fixtures.py language       # jinja_cases.json from jinja_language_cases.py
     make_text_fixtures.py renderers      # renderer_cases.json; needs `renderers` 0.1.12, `httpx` and `openai` too
+    make_text_fixtures.py family_tokenizers  # tokenizers of the families in renderer_family_cases.json
+    make_text_fixtures.py families       # renderer_family_cases.json; needs what `renderers` needs
 
 The vocabularies are trained here on text of this repository and of the Python library, with each family's normalizer,
 pre-tokenizer, post-processor and added tokens as published; the real vocabularies are large and not needed to prove the code.
@@ -120,6 +122,40 @@ def families():
                         AddedToken("<both>", lstrip=True, rstrip=True, normalized=False), AddedToken("<", normalized=False),
                         AddedToken("two words", normalized=True)]),
     }
+
+
+DEEPSEEK_REGEX = "|".join([r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+""", r"""[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+""",
+                           r""" ?[\p{P}\p{S}]+[\r\n]*""", r"""\s*[\r\n]+""", r"""\s+(?!\S)""", r"""\s+"""])
+
+
+def renderer_families():
+    """Tokenizers of families that are in the renderers' fixture only: their control tokens, special or not as published."""
+    from tokenizers import AddedToken, Regex, processors
+    from tokenizers import pre_tokenizers as pt
+    special = lambda *names: [AddedToken(n, special=True, normalized=False) for n in names]
+    plain = lambda *names: [AddedToken(n, special=False, normalized=False) for n in names]
+    split = lambda *regexes: pt.Sequence([pt.Split(Regex(r), "isolated") for r in regexes] + [pt.ByteLevel(add_prefix_space=False, use_regex=False)])
+    post = processors.ByteLevel(trim_offsets=False)
+    think = plain("<think>", "</think>")
+    wide = lambda *names: [f"<｜{n.replace(' ', '▁')}｜>" for n in names]
+    return {
+        "glm": dict(vocab=600, pre=split(LLAMA3_REGEX), post=post, added=special("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>",
+                    "<|observation|>", "/nothink") + think + plain("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<arg_key>", "</arg_key>",
+                                                                "<arg_value>", "</arg_value>")),
+        "minimax": dict(vocab=600, pre=split(O200K_REGEX), post=post, added=special("]~!b[", "]~b]", "[e~[") + think + plain("<minimax:tool_call>", "</minimax:tool_call>")),
+        "deepseek": dict(vocab=600, pre=split(r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK_REGEX), post=post, added=special(*wide("begin of sentence", "end of sentence"))
+                         + plain(*wide("User", "Assistant", "tool calls begin", "tool calls end", "tool call begin", "tool call end", "tool sep", "tool outputs begin",
+                                       "tool outputs end", "tool output begin", "tool output end"))),
+        "kimi": dict(vocab=600, pre=split(O200K_REGEX), post=post, added=special("<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>")
+                     + plain("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>")),
+    }
+
+
+def make_family_tokenizers():
+    texts = corpus()
+    for name, spec in renderer_families().items():
+        with open(os.path.join(OUT, name + ".tokenizer.json"), "w", encoding="utf-8") as f:
+            json.dump(json.loads(build(spec, texts).to_str()), f, ensure_ascii=False, separators=(",", ":"))
 
 
 def build(spec, texts):
@@ -279,15 +315,31 @@ RENDERERS = {  # name in the fixture: tokenizer, renderer, options
 }
 
 
-def make_renderers():
+FAMILIES = {
+    "glm45": ("glm", "glm-4.5", {}), "glm45_no_thinking": ("glm", "glm-4.5", {"enable_thinking": False}),
+    "minimax_m2": ("minimax", "minimax-m2", {}), "minimax_m2_identity": ("minimax", "minimax-m2", {"model_identity": "You are Max.", "thinking_retention": "all"}),
+    "deepseek_v3": ("deepseek", "deepseek-v3", {}), "deepseek_r1": ("deepseek", "deepseek-r1", {}), "deepseek_r1_all": ("deepseek", "deepseek-r1", {"thinking_retention": "all"}),
+    "qwen35": ("qwen2", "qwen3.5", {"enable_thinking": True}), "qwen35_no_thinking": ("qwen2", "qwen3.5", {"enable_thinking": False}),
+    "kimi_k2": ("kimi", "kimi-k2", {}),
+}
+# The package asks for these at once, though texts have none of them.
+EXTRA_TOKENS = {"qwen3.5": ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]}
+
+
+def renderer_classes():
+    from renderers import configs, deepseek_r1, deepseek_v3, glm45, kimi_k2, llama_3, minimax_m2, prime_qwen3, qwen3, qwen35
+    return {"qwen3": (qwen3.Qwen3Renderer, configs.Qwen3RendererConfig), "prime-qwen3": (prime_qwen3.PrimeQwen3Renderer, configs.PrimeQwen3RendererConfig),
+            "llama-3": (llama_3.Llama3Renderer, configs.Llama3RendererConfig), "glm-4.5": (glm45.GLM45Renderer, configs.GLM45RendererConfig),
+            "minimax-m2": (minimax_m2.MiniMaxM2Renderer, configs.MiniMaxM2RendererConfig), "deepseek-v3": (deepseek_v3.DeepSeekV3Renderer, configs.DeepSeekV3RendererConfig),
+            "deepseek-r1": (deepseek_r1.DeepSeekR1Renderer, configs.DeepSeekR1RendererConfig), "qwen3.5": (qwen35.Qwen35Renderer, configs.Qwen35RendererConfig),
+            "kimi-k2": (kimi_k2.KimiK2Renderer, configs.KimiK2RendererConfig)}
+
+
+def make_renderers(table, file, more_conversations, completions):
+    """`completions`: for a tokenizer, what a model may say."""
     import transformers
-    from renderers import configs
-    from renderers.llama_3 import Llama3Renderer
-    from renderers.prime_qwen3 import PrimeQwen3Renderer
-    from renderers.qwen3 import Qwen3Renderer
     import text_fixture_cases as cases
-    classes = {"qwen3": (Qwen3Renderer, configs.Qwen3RendererConfig), "prime-qwen3": (PrimeQwen3Renderer, configs.PrimeQwen3RendererConfig),
-               "llama-3": (Llama3Renderer, configs.Llama3RendererConfig)}
+    classes = renderer_classes()
     ints = lambda values: [int(v) for v in values]
     out = {"conversations": [], "renders": {}, "completions": {}, "bridges": {}}
     # Only what both sides define: text that spells special tokens is ordinary text here, and nulls count as absent.
@@ -297,8 +349,11 @@ def make_renderers():
     for messages, options in usable:
         if "builtin_tools" not in options:
             out["conversations"].append({"messages": messages, "tools": options.get("tools", []), "add_generation_prompt": options["add_generation_prompt"]})
-    for name, (tokenizer_name, renderer_name, options) in RENDERERS.items():
+    for messages, tools, add_generation_prompt in more_conversations:
+        out["conversations"].append({"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt})
+    for name, (tokenizer_name, renderer_name, options) in table.items():
         tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=os.path.join(OUT, tokenizer_name + ".tokenizer.json"))
+        tokenizer.add_special_tokens({"additional_special_tokens": EXTRA_TOKENS.get(renderer_name, [])})
         make, config = classes[renderer_name]
         renderer = make(tokenizer, config(**options))
         rows = []
@@ -309,21 +364,22 @@ def make_renderers():
             except Exception as error:
                 rows.append({"error": str(error)[:80]})
         out["renders"][name] = rows
+        out.setdefault("stops", {})[name] = sorted(renderer.get_stop_token_ids())
         encode = lambda text: tokenizer.encode(text, add_special_tokens=False)
         prompts = {p: ints(renderer.render_ids(cases.conversations()[0][0], add_generation_prompt=True)) + encode(p) for p in ("", "<think>\n")}
         parsed, bridged = [], []
-        for text in cases.COMPLETIONS:
+        for text in completions(tokenizer_name):
             for prefix, prompt in prompts.items():
                 ids = encode(text)
                 p = renderer.parse_response(ids, tools=[cases.WEATHER, cases.SEARCH], prompt_ids=prompt)
                 parsed.append({"text": text, "prompt": prompt, "ids": ids, "content": p.content, "reasoning": p.reasoning_content,
-                               "calls": [[c.name, json.dumps(c.arguments, ensure_ascii=False), getattr(c.status, "value", str(c.status)), c.raw] for c in p.tool_calls or []]})
+                               "calls": [[c.name, json.dumps(c.arguments, ensure_ascii=False), getattr(c.status, "value", str(c.status)), c.raw, c.id] for c in p.tool_calls or []]})
                 for tail in cases.TAILS:
                     b = renderer.bridge_to_next_turn(prompt, ids, tail)
                     bridged.append(None if b is None else fnv(ints(b.token_ids)))
         out["completions"][name], out["bridges"][name] = parsed, bridged
     out["tails"], out["tools"] = cases.TAILS, [cases.WEATHER, cases.SEARCH]
-    with open(os.path.join(OUT, "renderer_cases.json"), "w", encoding="utf-8") as f:
+    with open(os.path.join(OUT, file), "w", encoding="utf-8") as f:
         json.dump(out, f, ensure_ascii=True, separators=(",", ":"))
     for name, rows in out["renders"].items():
         print(name, len(rows), "renders,", sum(isinstance(r, dict) for r in rows), "errors;", len(out["completions"][name]), "completions;",
@@ -339,7 +395,13 @@ def main():
     elif command == "language":
         make_language()
     elif command == "renderers":
-        make_renderers()
+        import text_fixture_cases as cases
+        make_renderers(RENDERERS, "renderer_cases.json", [], lambda tokenizer: cases.COMPLETIONS)
+    elif command == "family_tokenizers":
+        make_family_tokenizers()
+    elif command == "families":
+        import text_fixture_cases as cases
+        make_renderers(FAMILIES, "renderer_family_cases.json", cases.family_conversations(), cases.family_completions)
     else:
         sys.exit(__doc__)
 

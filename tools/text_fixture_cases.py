@@ -339,3 +339,97 @@ TAILS = [
     [{"role": "tool", "content": "r"}, {"role": "user", "content": "and?"}], [{"role": "system", "content": "mind"}, {"role": "user", "content": "q"}],
     [{"role": "user", "content": "<tool_response>\nx\n</tool_response>"}], [{"role": "assistant", "content": "no"}], [], [{"role": "critic", "content": "x"}],
 ]
+
+
+# ---- Families whose markers are their own.
+def family_conversations():
+    """(messages, tools, add_generation_prompt) beyond conversations(): what these families treat differently."""
+    user, tool = (lambda c: {"role": "user", "content": c}), (lambda c, **k: {"role": "tool", "content": c, **k})
+    assistant = lambda c, **k: {"role": "assistant", "content": c, **k}
+    kimi = lambda name, i, arguments: {"id": f"functions.{name}:{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
+    args = {"city": "Zürich", "on": True, "off": False, "list": [1, "a"], "map": {"k": False}, "n": 3, "x": 2.5, "text": "two\nlines"}
+    asks = [user("w?"), assistant("both", tool_calls=[kimi("get_weather", 0, args), kimi("search", 1, "{\"q\": [1, true], \"s\": \"t\"}")])]
+    results = [tool("The sun", tool_call_id="functions.get_weather:0", name="get_weather"), tool("x<y>", tool_call_id="functions.search:1")]
+    return [
+        (asks, [WEATHER], False), (asks + results, [WEATHER, SEARCH], True), (asks + results + [assistant("done", reasoning_content="r")], [], False),
+        (asks + results + [assistant("  done \n", reasoning_content="\n r \n"), user("and?")], [], True),
+        ([user("w?"), assistant("Let me check.", tool_calls=[kimi("search", 0, {})])], [SEARCH], False),
+        ([user("q"), assistant("<think>a</think>b</think>c"), tool("r"), assistant("d")], [], True),
+        ([user("q"), assistant("\n<think>\n a \n</think>\n\n b \n")], [], False), ([user("q"), assistant("x"), tool("")], [], True),
+        ([user("q"), assistant("", reasoning_content="r", tool_calls=[kimi("f", 0, "[1]")])], [], False),
+        ([user("q"), assistant("a"), assistant("b"), user("c"), user("d")], [], True), ([tool("r"), tool("s"), user("x")], [], True),
+        ([user("q"), assistant("  ", tool_calls=[kimi("f", 0, {"a": ""})])], [], False), ([assistant("only")], [], False),
+        ([{"role": "system", "content": ""}, user("x")], [WEATHER], True),
+    ]
+
+
+def _glm():
+    pair = lambda key, value: f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n"
+    call = lambda name, *pairs: f"<tool_call>{name}\n" + "".join(pairs) + "</tool_call>"
+    weather = call("get_weather", pair("city", "123"), pair("days", "3"))
+    think = "\n<think>reason \n</think>\n"
+    return [
+        think + "answer<|user|>", "\n<think></think>\nanswer<|user|>", "\n<think>half", "\n<think>half<|user|>", "answer<|user|>", "answer<|endoftext|>",
+        think + "answer<|observation|>", think + "cut", think + weather + "<|observation|>", think + "text\n" + weather + "\n" + weather + "<|observation|>",
+        "\n<think>need " + weather + " later<|observation|>", think + weather + " and <think>more</think> rest<|observation|>", think + weather,
+        think + call("unknown", pair("x", "multi\nline")) + "<|observation|>", think + call("search") + "<|observation|>", think + call("", pair("a", "1")) + "<|observation|>",
+        think + call("get_weather", pair("days", "many")) + "<|observation|>", think + call("get_weather", pair("city", "{}"), "<arg_key>days") + "<|observation|>",
+        think + call("get_weather", "<arg_key>city</arg_key>") + "<|observation|>", think + call("get_weather", "<arg_key>city</arg_key><arg_value>a") + "<|observation|>",
+        think + call("search", pair(" q ", " [1, {\"a\": null}] "), pair("q", "last")) + "<|observation|>", think + "<tool_call>get_weather\n<arg_key>city",
+        think + "x</tool_call>y<|user|>", think + weather + "<|observation|>trailing", "<think>a</think>b</think>c<|user|>", think + weather + call("", pair("a", "1")) + "<|observation|>",
+    ]
+
+
+def _minimax():
+    invoke = lambda name, *pairs: f'<invoke name="{name}">\n' + "".join(f'<parameter name="{k}">{v}</parameter>\n' for k, v in pairs) + "</invoke>\n"
+    block = lambda *invokes: "<minimax:tool_call>\n" + "".join(invokes) + "</minimax:tool_call>"
+    weather = invoke("get_weather", ("city", "123"), ("days", "3"))
+    think = "reason\n</think>\n\n"
+    return [
+        think + "answer[e~[", "<think>\nreason\n</think>\n\nanswer[e~[", "half", "half[e~[", "</think>answer[e~[", "<think>half", "answer</think>x</think>y[e~[",
+        think + block(weather) + "[e~[", think + "text\n" + block(weather, invoke("search")) + "\n" + block(weather) + "[e~[", "need " + block(weather) + "[e~[",
+        "a " + block(weather) + "</think>b[e~[", think + block() + "[e~[", think + block("<invoke name=\"\">x</invoke>") + "[e~[", think + "<minimax:tool_call>\n" + weather,
+        think + block("<invoke name=\"f\">") + "[e~[", think + block(invoke("get_weather", ("days", "many"))) + "[e~[", think + block(invoke("unknown", ("x", " multi\nline "))) + "[e~[",
+        think + block("<invoke name=\"f\" x>", weather) + "[e~[", think + block("<invoke name=\"f\"><parameter name=\"a\">1<parameter name=\"b\">2</parameter></invoke>") + "[e~[",
+        think + block(invoke("search", ("q", "{\"a\": [1, null]}"), ("q", "last"))) + "[e~[", think + "x</minimax:tool_call>y[e~[", think + block(weather) + "[e~[trailing",
+        think + block(weather) + block(invoke("get_weather", ("days", "many")), weather) + "[e~[", "]~b]ai\n<think>\nr</think>x[e~[",
+    ]
+
+
+def _deepseek():
+    end = "<｜end▁of▁sentence｜>"
+    call = lambda name, arguments: f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```<｜tool▁call▁end｜>"
+    section = lambda *calls: "<｜tool▁calls▁begin｜>" + "".join(calls) + "<｜tool▁calls▁end｜>"
+    raw = lambda inside: "<｜tool▁call▁begin｜>" + inside + "<｜tool▁call▁end｜>"
+    weather = call("get_weather", '{"city": "Zürich", "days": 3}')
+    think = "<think>\nreason\n</think>\n\n"
+    return [
+        "answer" + end, think + "answer" + end, "reason\n</think>\n\nanswer" + end, "<think>half", "<think>half" + end, section(weather) + end, think + "text " + section(weather, weather) + end,
+        "<think>need " + section(weather) + end, "<think>a " + section(weather) + "</think>b" + end, "<think>a</think>b</think>c" + end, section() + end, section(raw("function")) + end,
+        section(raw("function<｜tool▁sep｜>f")) + end, section(raw("function<｜tool▁sep｜>\n```json\n{}\n```")) + end, section(call("f", "not json")) + end, section(call("f", "")) + end,
+        section(raw("function<｜tool▁sep｜>f\n{\"a\": 1}")) + end, section(raw("function<｜tool▁sep｜>f\n```\n{\"a\": 1}```")) + end, section(raw("function<｜tool▁sep｜>f\n```json")) + end,
+        "<｜tool▁calls▁begin｜>" + weather, "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{", section(weather) + "after" + end, section(weather) + section(weather) + end,
+        section(weather, call("f", "[")) + end, section(weather) + end + "trailing", "<｜Assistant｜><think>r</think>x" + end, section(call("f", "[1]")) + end, section("x", weather, "y") + end,
+    ]
+
+
+def _kimi():
+    end = "<|im_end|>"
+    call = lambda head, arguments: f"<|tool_call_begin|>{head}<|tool_call_argument_begin|>{arguments}<|tool_call_end|>"
+    section = lambda *calls: "<|tool_calls_section_begin|>" + "".join(calls) + "<|tool_calls_section_end|>"
+    weather = call("functions.get_weather:0", '{"city": "Zürich", "days": 3}')
+    think = "<think>\nreason\n</think>\n\n"
+    return [
+        "answer" + end, think + "answer" + end, "<think>half", "<think>half" + end, section(weather) + end, think + "text " + section(weather, call("search:1", "{}")) + end,
+        "<think>need " + section(weather) + end, "<think>a " + section(weather) + "</think>b" + end, section() + end, section(call("", "{}")) + end, section(call(":0", "{}")) + end,
+        section(call(" functions.a.b:2 ", " [1] ")) + end, section(call("functions.f:0", "not json")) + end, section(call("functions.f:0", "")) + end,
+        section("<|tool_call_begin|>functions.f:0<|tool_call_end|>") + end, section("<|tool_call_begin|>functions.f:0<|tool_call_end|>", weather) + end, "<|tool_calls_section_begin|>" + weather,
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{\"a\"", section(weather) + "after" + end, section(weather) + section(weather) + end,
+        section(weather, call("functions.f:1", "[")) + end, section(weather) + end + "trailing", "<|im_assistant|>assistant<|im_middle|><think>r</think>x" + end, section("x", weather, "y") + end, "no end",
+    ]
+
+
+def family_completions(tokenizer):
+    """What a model of the family may say, and some of what no model of it would."""
+    own = {"glm": _glm, "minimax": _minimax, "deepseek": _deepseek, "kimi": _kimi}
+    return (own[tokenizer]() + COMPLETIONS[:14]) if tokenizer in own else COMPLETIONS

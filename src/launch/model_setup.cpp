@@ -157,7 +157,7 @@ TextSetup load_text(const fs::path& folder, const TextOptions& options) {
   const auto writes = [&](std::string_view mark) { return source.find(mark) != std::string_view::npos; };
   if (options.thinking_retention) renderer.thinking_retention = thinking_retention(*options.thinking_retention, renderer.name);
   renderer.tool_parser = options.tool_parser;
-  if (options.tool_parser == "auto") renderer.tool_parser = !writes("<tool_call>") ? "" : writes("<function=") ? "qwen3.5" : "hermes";
+  if (options.tool_parser == "auto") renderer.tool_parser = text::tool_parser_of_template(source);
   renderer.reasoning_parser = options.reasoning_parser;
   if (!renderer.reasoning_parser.empty()) renderer.reasoning_parser = "think";
   if (options.reasoning_parser == "auto") renderer.reasoning_parser = writes("<think>") ? "think" : "";

@@ -10,7 +10,8 @@ namespace {
 /// /v1/chat/completions and /v1/chat/completions/tokens.
 class ChatFormat final : public ReplyFormat {
  public:
-  explicit ChatFormat(const Generation& generation) : streams_(generation.choices().size(), MessageStream(generation.request())) {}
+  explicit ChatFormat(const Generation& generation)
+      : streams_(generation.choices().size(), MessageStream(generation.context(), generation.request())) {}
 
   std::string whole(const Generation& generation) override {
     const PreparedRequest& request = generation.request();

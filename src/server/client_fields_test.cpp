@@ -50,7 +50,7 @@ class ClientFieldsTest : public ::testing::Test {
     options.enable_tools = options.enable_reasoning = true;
     text::RendererOptions wanted;
     wanted.name = "default";
-    wanted.tool_parser = "hermes";
+    wanted.tool_parser = tool_parser_;
     wanted.reasoning_parser = "think";
     ScriptedBackend::Options backend;
     backend.vocab_size = ids_.vocab_size;
@@ -95,6 +95,7 @@ class ClientFieldsTest : public ::testing::Test {
   std::shared_ptr<const text::Tokenizer> tokenizer_;
   std::shared_ptr<const text::ChatTemplate> template_;
   std::string reply_ = "Hello";
+  std::string tool_parser_ = "hermes";
   std::unique_ptr<ScriptedBackend> backend_;
   std::unique_ptr<ApiServer> server_;
   std::unique_ptr<net::BlockingHttpClient> client_;
@@ -195,6 +196,86 @@ TEST_F(ClientFieldsTest, ArgumentsOfCallsPassThroughUnchanged) {
   EXPECT_EQ(arguments, (std::vector<std::string>{kArguments, R"({"y": 2})"}));
   EXPECT_GT(num_deltas, 50) << "arguments must be told while they are made";
   EXPECT_EQ(finish, "tool_calls");
+}
+
+// What a reply is, whole and streamed: reasoning, content, and per call its name and arguments.
+std::vector<std::string> told(const json::value& message) {
+  const auto text = [&](const char* key) {
+    const json::value* value = message.as_object().if_contains(key);
+    return value != nullptr && value->is_string() ? std::string(value->as_string()) : std::string();
+  };
+  std::vector<std::string> out{text("reasoning_content"), text("content")};
+  if (const json::value* calls = message.as_object().if_contains("tool_calls"))
+    for (const json::value& call : calls->as_array()) {
+      out.emplace_back(call.at("function").at("name").as_string());
+      out.emplace_back(call.at("function").at("arguments").as_string());
+    }
+  return out;
+}
+
+TEST_F(ClientFieldsTest, CallsOfEveryParserAreToldAlikeInBothForms) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"hermes", "<tool_call>{\"name\": \"get\", \"arguments\": {\"x\": 1}}</tool_call>"},
+      {"qwen3_coder", "<tool_call>\n<function=get>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>"},
+      {"glm45", "<tool_call>get\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"},
+      {"minimax_m2", "<minimax:tool_call>\n<invoke name=\"get\">\n<parameter name=\"x\">1</parameter>\n</invoke>\n</minimax:tool_call>"},
+      {"deepseek_v3",
+       "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get\n```json\n{\"x\": "
+       "1}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"},
+      {"deepseek_v31", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get<｜tool▁sep｜>{\"x\": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"},
+      {"kimi_k2",
+       "<|tool_calls_section_begin|><|tool_call_begin|>functions.get:0<|tool_call_argument_begin|>{\"x\": "
+       "1}<|tool_call_end|><|tool_calls_section_end|>"},
+  };
+  for (const auto& [parser, markup] : cases) {
+    tool_parser_ = parser;
+    reply_ = "<think>\nhm</think>Sure." + std::string(markup);
+    server_.reset();
+    start();
+    const std::vector<std::string> want{"hm", "Sure.", "get", R"({"x": 1})"};
+    const json::value whole = chat_choice(kTools);
+    EXPECT_EQ(told(whole.at("message")), want) << parser << whole;
+    EXPECT_EQ(whole.at("finish_reason").as_string(), "tool_calls") << parser;
+    std::vector<std::string> streamed(2);
+    for (const json::value& chunk :
+         stream("/v1/chat/completions", R"({"messages":[{"role":"user","content":"Hi"}],"stream":true)" + std::string(kTools) + "}")) {
+      const json::object& delta = chunk.at("choices").at(0).at("delta").as_object();
+      if (const json::value* text = delta.if_contains("reasoning_content")) streamed[0] += text->as_string();
+      if (const json::value* text = delta.if_contains("content")) streamed[1] += text->as_string();
+      const json::value* calls = delta.if_contains("tool_calls");
+      if (calls == nullptr) continue;
+      for (const json::value& call : calls->as_array()) {
+        if (call.as_object().contains("id")) streamed.insert(streamed.end(), {std::string(call.at("function").at("name").as_string()), ""});
+        streamed.back() += call.at("function").at("arguments").as_string();
+      }
+    }
+    EXPECT_EQ(streamed, want) << parser;
+    if (std::string_view(parser) == "hermes") continue;
+    const net::HttpReply forced = chat(std::string(kTools) + R"(,"tool_choice":"required")");
+    EXPECT_EQ(forced.status, 501) << parser << forced.body;
+    reply_ = "<think>\nhm</think>Sure." + std::string(markup).substr(0, std::string_view(markup).find("get") + 1);
+    EXPECT_EQ(told(chat_choice(kTools).at("message")), (std::vector<std::string>{"hm", reply_.substr(reply_.find("Sure"))})) << parser;
+  }
+}
+
+TEST_F(ClientFieldsTest, MarkersOfCallsAreSeenAlsoWhereTheyAreSpecialTokens) {
+  // As some checkpoints of the family have it: the same tokenizer, but all its added tokens are special.
+  std::string source = read_file(test_source_dir() / "tests/fixtures/text/kimi.tokenizer.json");
+  for (std::size_t at = 0; (at = source.find("\"special\":false", at)) != std::string::npos;) source.replace(at, 15, "\"special\":true");
+  tokenizer_ = std::make_shared<const text::Tokenizer>(text::Tokenizer::parse(source));
+  ids_.vocab_size = tokenizer_->vocab_size();
+  ids_.im_end = tokenizer_->id_of("<|im_end|>").value();
+  template_ = std::make_shared<const text::ChatTemplate>("{{ messages[0].content }}");
+  ASSERT_TRUE(tokenizer_->is_special(*tokenizer_->id_of("<|tool_calls_section_begin|>")));
+  tool_parser_ = "kimi_k2";
+  reply_ =
+      "Sure.<|tool_calls_section_begin|><|tool_call_begin|>functions.get:0<|tool_call_argument_begin|>{\"x\": "
+      "1}<|tool_call_end|><|tool_calls_section_end|>";
+  start();
+  const json::value choice = chat_choice(kTools);
+  EXPECT_EQ(told(choice.at("message")), (std::vector<std::string>{"", "Sure.", "get", R"({"x": 1})"})) << choice;
+  EXPECT_EQ(choice.at("message").at("tool_calls").at(0).at("id").as_string(), "functions.get:0");
+  EXPECT_EQ(chat_choice("").at("message").at("content").as_string(), "Sure.functions.get:0{\"x\": 1}") << "no tools, no markers";
 }
 
 TEST(ToolCallStream, EveryCutGivesTheSameCalls) {

@@ -5,8 +5,8 @@
 namespace prl::server {
 namespace {
 
-StreamSplitter::Options splitter_options(const PreparedRequest& request) {
-  return {request.parse_reasoning, request.starts_in_reasoning, request.parse_tools};
+StreamSplitter::Options splitter_options(const ServerContext& context, const PreparedRequest& request) {
+  return {request.parse_reasoning, request.starts_in_reasoning, request.parse_tools ? context.renderer->tool_call_mark() : ""};
 }
 
 boost::json::array parse_calls(const Generation& generation, const Choice& choice) {
@@ -34,7 +34,7 @@ Message read_message(const Generation& generation, const Choice& choice) {
     return out;
   }
   // The same splitter as in streams, so that both forms of a reply agree; only the calls come from the parser.
-  StreamSplitter splitter(splitter_options(request));
+  StreamSplitter splitter(splitter_options(generation.context(), request));
   StreamSplitter::Piece piece = splitter.push(choice.text);
   const StreamSplitter::Piece rest = splitter.finish();
   if (request.include_reasoning) out.reasoning = piece.reasoning + rest.reasoning;
@@ -44,7 +44,8 @@ Message read_message(const Generation& generation, const Choice& choice) {
   return out;
 }
 
-MessageStream::MessageStream(const PreparedRequest& request) : splitter_(splitter_options(request)) {}
+MessageStream::MessageStream(const ServerContext& context, const PreparedRequest& request)
+    : splitter_(splitter_options(context, request)) {}
 
 MessageStream::Piece MessageStream::push(const Generation& generation, const ChoiceNews& news) {
   const Choice& choice = generation.choices()[news.choice_idx];

@@ -28,7 +28,7 @@ class MessageStream {
     std::string content;
     std::vector<CallDelta> calls;
   };
-  explicit MessageStream(const PreparedRequest& request);
+  MessageStream(const ServerContext& context, const PreparedRequest& request);
   Piece push(const Generation& generation, const ChoiceNews& news);
   /// True once a call was told.
   bool has_calls() const noexcept { return num_calls_ > 0; }

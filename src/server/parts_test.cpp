@@ -33,7 +33,7 @@ StreamSplitter::Piece split(StreamSplitter& splitter, std::string_view text, std
 TEST(StreamSplitter, EveryCutGivesTheSamePieces) {
   const std::string text = "\n<think>\nhm </thin> x\n</think>\n\nThe <b>answer</b> <tool_call>\n{\"name\": 1}\n</tool_call>";
   for (std::size_t cut = 1; cut <= text.size(); ++cut) {
-    StreamSplitter splitter({.reasoning = true, .starts_in_reasoning = false, .tools = true});
+    StreamSplitter splitter({.reasoning = true, .starts_in_reasoning = false, .tool_mark = "<tool_call>"});
     const auto piece = split(splitter, text, cut);
     EXPECT_EQ(piece.reasoning, "hm </thin> x\n") << cut;
     EXPECT_EQ(piece.content, "The <b>answer</b> ") << cut;
@@ -41,18 +41,27 @@ TEST(StreamSplitter, EveryCutGivesTheSamePieces) {
   }
 }
 
+TEST(StreamSplitter, WithholdsFromTheMarkThatItIsGiven) {
+  const std::string text = "a <tool_call> b <\xEF\xBD\x9Ctool\xEF\xBD\x9C>c";
+  for (std::size_t cut = 1; cut <= text.size(); ++cut) {
+    StreamSplitter splitter({.reasoning = false, .starts_in_reasoning = false, .tool_mark = "<\xEF\xBD\x9Ctool\xEF\xBD\x9C>"});
+    EXPECT_EQ(split(splitter, text, cut).content, "a <tool_call> b ") << cut;
+    EXPECT_EQ(splitter.withheld(), "<\xEF\xBD\x9Ctool\xEF\xBD\x9C>c") << cut;
+  }
+}
+
 TEST(StreamSplitter, PlainTextPassesAndUnfinishedMarkersComeOut) {
   StreamSplitter plain({});
   EXPECT_EQ(split(plain, "<think>a</think><tool_call>", 3).content, "<think>a</think><tool_call>");
-  StreamSplitter none({.reasoning = true, .starts_in_reasoning = false, .tools = true});
+  StreamSplitter none({.reasoning = true, .starts_in_reasoning = false, .tool_mark = "<tool_call>"});
   EXPECT_EQ(split(none, "<thin", 1).content, "<thin");
-  StreamSplitter tail({.reasoning = false, .starts_in_reasoning = false, .tools = true});
+  StreamSplitter tail({.reasoning = false, .starts_in_reasoning = false, .tool_mark = "<tool_call>"});
   EXPECT_EQ(split(tail, "x <tool_ca", 2).content, "x <tool_ca");
-  StreamSplitter open({.reasoning = true, .starts_in_reasoning = true, .tools = false});
+  StreamSplitter open({.reasoning = true, .starts_in_reasoning = true, .tool_mark = {}});
   const auto piece = split(open, "thought</think>answer", 4);
   EXPECT_EQ(piece.reasoning, "thought");
   EXPECT_EQ(piece.content, "answer");
-  StreamSplitter cut({.reasoning = true, .starts_in_reasoning = true, .tools = false});
+  StreamSplitter cut({.reasoning = true, .starts_in_reasoning = true, .tool_mark = {}});
   EXPECT_EQ(split(cut, "never ends</thi", 4).reasoning, "never ends</thi");
 }
 

@@ -317,6 +317,12 @@ ChatPrompt render_chat(const ServerContext& context, const boost::json::object& 
 
 namespace {
 
+/// Replies are taken apart by their text, so the text must have the marker of calls also where the tokenizer calls it special.
+void show_tool_marks(PreparedRequest& out, const ServerContext& context) {
+  const auto mark = context.tokenizer->id_of(context.renderer->tool_call_mark());
+  if (mark && context.tokenizer->is_special(*mark)) out.sampling.skip_special_tokens = false;
+}
+
 /// A body of the chat route, or one made from another route's, whose members are checked already.
 PreparedRequest prepare_chat_body(const ServerContext& context, const net::HttpRequest& request, const boost::json::object& body,
                                   std::string_view id_prefix, bool with_tokens) {
@@ -352,6 +358,7 @@ PreparedRequest prepare_chat_body(const ServerContext& context, const net::HttpR
   out.parse_reasoning = context.renderer && context.options.enable_reasoning;
   out.parse_tools = context.renderer && context.options.enable_tools && !out.tools.empty();
   read_token_rule(out, fields, context);
+  if (out.parse_tools) show_tool_marks(out, context);
   truncate_prompts(fields, out.prompts);
   auto max_tokens = fields.integer("max_tokens", 1, kAnyInt);
   const auto max_completion_tokens = fields.integer("max_completion_tokens", 1, kAnyInt);

@@ -31,7 +31,7 @@ std::string_view status_of(const OutputItem& item, bool is_cut) {
 /// /v1/responses: items and, in streams, the typed events of the OpenAI Responses API.
 class ResponsesFormat final : public ReplyFormat {
  public:
-  explicit ResponsesFormat(const Generation& generation) : stream_(generation.request()) {}
+  explicit ResponsesFormat(const Generation& generation) : stream_(generation.context(), generation.request()) {}
 
   std::string whole(const Generation& generation) override {
     const Choice& choice = generation.choices().front();

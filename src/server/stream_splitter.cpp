@@ -8,7 +8,6 @@ namespace {
 
 constexpr std::string_view kThinkBegin = "<think>";
 constexpr std::string_view kThinkEnd = "</think>";
-constexpr std::string_view kToolBegin = "<tool_call>";
 
 /// Length of the longest end of `text` that begins `marker` without being all of it.
 std::size_t partial_marker(std::string_view text, std::string_view marker) {
@@ -74,9 +73,10 @@ void StreamSplitter::advance(Piece& piece, bool is_end) {
     if (!pending_.empty()) skip_newlines_ = false;
   }
   if (state_ == State::kContent) {
-    const std::size_t begin = options_.tools ? pending_.find(kToolBegin) : std::string::npos;
+    const std::string_view mark = options_.tool_mark;
+    const std::size_t begin = mark.empty() ? std::string::npos : pending_.find(mark);
     if (begin == std::string::npos) {
-      const std::size_t held = is_end || !options_.tools ? 0 : partial_marker(pending_, kToolBegin);
+      const std::size_t held = is_end || mark.empty() ? 0 : partial_marker(pending_, mark);
       piece.content += pending_.substr(0, pending_.size() - held);
       pending_.erase(0, pending_.size() - held);
       return;

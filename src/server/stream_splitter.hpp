@@ -12,7 +12,7 @@ class StreamSplitter {
   struct Options {
     bool reasoning = false;            ///< <think> ... </think> at the beginning is reasoning
     bool starts_in_reasoning = false;  ///< the prompt opened the block already
-    bool tools = false;                ///< withhold from the first <tool_call> on
+    std::string_view tool_mark = {};   ///< of a literal; withhold from the first one on; empty: nothing is withheld
   };
   struct Piece {
     std::string reasoning;

@@ -23,6 +23,17 @@ constexpr std::pair<std::string_view, std::string_view> kModels[] = {
     {"Qwen/Qwen3-32B", "qwen3"},
     {"Qwen/Qwen3-30B-A3B", "qwen3"},
     {"Qwen/Qwen3-235B-A22B", "qwen3"},
+    {"Qwen/Qwen3-4B-Instruct-2507", "qwen3"},
+    {"Qwen/Qwen3-4B-Thinking-2507", "qwen3"},
+    {"Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3"},
+    {"Qwen/Qwen3-30B-A3B-Thinking-2507", "qwen3"},
+    {"Qwen/Qwen3.5-0.8B", "qwen3.5"},
+    {"Qwen/Qwen3.5-2B", "qwen3.5"},
+    {"Qwen/Qwen3.5-4B", "qwen3.5"},
+    {"Qwen/Qwen3.5-9B", "qwen3.5"},
+    {"Qwen/Qwen3.5-35B-A3B", "qwen3.5"},
+    {"Qwen/Qwen3.5-122B-A10B", "qwen3.5"},
+    {"Qwen/Qwen3.5-397B-A17B", "qwen3.5"},
     {"PrimeIntellect/Qwen3-0.6B", "prime-qwen3"},
     {"PrimeIntellect/Qwen3-1.7B", "prime-qwen3"},
     {"meta-llama/Llama-3.2-1B-Instruct", "llama-3"},
@@ -37,13 +48,21 @@ constexpr std::pair<std::string_view, std::string_view> kModels[] = {
     {"HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2"},
     {"HuggingFaceTB/SmolLM2-360M-Instruct", "smollm2"},
     {"HuggingFaceTB/SmolLM2-1.7B-Instruct", "smollm2"},
+    {"THUDM/GLM-4.5-Air", "glm-4.5"},
+    {"zai-org/GLM-4.5-Air", "glm-4.5"},
+    {"MiniMaxAI/MiniMax-M2", "minimax-m2"},
+    {"MiniMaxAI/MiniMax-M2.5", "minimax-m2"},
+    {"deepseek-ai/DeepSeek-V3", "deepseek-v3"},
+    {"deepseek-ai/DeepSeek-V3-Base", "deepseek-v3"},
+    {"deepseek-ai/DeepSeek-R1", "deepseek-r1"},
+    {"deepseek-ai/DeepSeek-R1-0528", "deepseek-r1"},
+    {"moonshotai/Kimi-K2-Instruct", "kimi-k2"},
 };
 
 // Names that prime-rl's configs may carry and that have no renderer here yet.
-constexpr std::string_view kNotBuilt[] = {"qwen3-vl", "qwen3.5",    "qwen3.6",     "qwen3.8",     "glm-4.5",          "glm-5",
-                                          "glm-5.1",  "minimax-m2", "deepseek-v3", "deepseek-r1", "deepseek-v4",      "hy3",
-                                          "kimi-k2",  "kimi-k2.5",  "laguna-xs.2", "nemotron-3",  "nemotron-3-ultra", "gpt-oss",
-                                          "gemma4",   "inkling",    "mistral3"};
+constexpr std::string_view kNotBuilt[] = {"qwen3-vl",         "qwen3.6", "qwen3.8",   "glm-5",       "glm-5.1",
+                                          "deepseek-v4",      "hy3",     "kimi-k2.5", "laguna-xs.2", "nemotron-3",
+                                          "nemotron-3-ultra", "gpt-oss", "gemma4",    "inkling",     "mistral3"};
 
 }  // namespace
 
@@ -75,15 +94,19 @@ json::array ParsedResponse::openai_tool_calls() const {
 }
 
 const std::vector<std::string>& renderer_names() {
-  static const std::vector<std::string> kNames = {"default", "chatml", "qwen2.5", "qwen3", "prime-qwen3", "smollm2", "llama-3"};
+  static const std::vector<std::string> kNames = {"default",     "chatml",  "qwen2.5", "qwen3",      "prime-qwen3",
+                                                  "smollm2",     "llama-3", "glm-4.5", "minimax-m2", "deepseek-v3",
+                                                  "deepseek-r1", "qwen3.5", "kimi-k2"};
   return kNames;
 }
 
 std::optional<std::span<const std::string_view>> known_template_kwargs(std::string_view renderer) noexcept {
-  static constexpr std::string_view kQwen3[] = {"enable_thinking"};
+  static constexpr std::string_view kThinking[] = {"enable_thinking"};
+  static constexpr std::string_view kMiniMax[] = {"model_identity"};
   static constexpr std::string_view kLlama3[] = {"date_string", "tools_in_user_message"};
   if (renderer == "default") return std::nullopt;
-  if (renderer == "qwen3") return kQwen3;
+  if (renderer == "qwen3" || renderer == "qwen3.5" || renderer == "glm-4.5") return kThinking;
+  if (renderer == "minimax-m2") return kMiniMax;
   if (renderer == "llama-3") return kLlama3;
   return std::span<const std::string_view>{};
 }
@@ -102,6 +125,11 @@ std::unique_ptr<Renderer> make_renderer(const RendererOptions& options, std::sha
   if (name == "default") return renderers::make_default(options, std::move(tokenizer), std::move(chat_template));
   if (name == "prime-qwen3") return renderers::make_prime_qwen3(options, std::move(tokenizer));
   if (name == "llama-3") return renderers::make_llama3(options, std::move(tokenizer));
+  if (name == "glm-4.5") return renderers::make_glm45(options, std::move(tokenizer));
+  if (name == "minimax-m2") return renderers::make_minimax_m2(options, std::move(tokenizer));
+  if (name == "deepseek-v3" || name == "deepseek-r1") return renderers::make_deepseek(name, options, std::move(tokenizer));
+  if (name == "qwen3.5") return renderers::make_qwen35(options, std::move(tokenizer), chat_template.get());
+  if (name == "kimi-k2") return renderers::make_kimi_k2(options, std::move(tokenizer));
   if (auto renderer = renderers::make_chatml_family(name, options, std::move(tokenizer))) return renderer;
   if (std::find(std::begin(kNotBuilt), std::end(kNotBuilt), name) != std::end(kNotBuilt))
     fail(ErrorCode::kNotImplemented, "renderer.name: '{}' is not built yet; built are {}", name, fmt::join(renderer_names(), ", "));

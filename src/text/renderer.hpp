@@ -30,7 +30,7 @@ enum class ToolCallStatus { kOk, kInvalidJson, kUnclosedBlock, kMissingName, kMa
 std::string_view to_string(ToolCallStatus status) noexcept;
 
 struct ParsedToolCall {
-  std::string id;                ///< "call_" and 24 hex digits, unique per process
+  std::string id;                ///< "call_" and 24 hex digits, unique per process; of Kimi K2 what the model wrote ("functions.f:0")
   std::string name;              ///< empty unless it could be read
   boost::json::value arguments;  ///< an object when status is kOk; numbers beyond 64 bits lose digits, lone surrogates are U+FFFD
   std::string arguments_text;    ///< the same as the model wrote it: what clients get
@@ -58,7 +58,7 @@ enum class ThinkingRetention {
 struct RendererOptions {
   std::string name = "auto";          ///< one of renderer_names(), or "auto" with a known model_name
   std::string model_name = {};        ///< only for "auto"
-  std::string tool_parser = {};       ///< for "default": "", "hermes" (also spelt "qwen3") or "qwen3_coder" (also spelt "qwen3.5")
+  std::string tool_parser = {};       ///< for "default": "" or one of tool_parser_names()
   std::string reasoning_parser = {};  ///< for "default": "" or "think"
   ThinkingRetention thinking_retention = ThinkingRetention::kAuto;
   boost::json::object template_kwargs = {};  ///< enable_thinking and whatever the template takes
@@ -91,16 +91,22 @@ class Renderer {
                                                                   const boost::json::array& tools) const = 0;
   /// Ids that end a turn, ascending.
   virtual std::vector<std::int32_t> stop_token_ids() const = 0;
+  /// What opens the first tool call in the text of a reply, for readers of streams; empty if calls have no marker or are not read.
+  virtual std::string_view tool_call_mark() const noexcept { return {}; }
   /// Never throws on model output. `prompt_ids`, when given, tells whether the prompt already opened a think block.
   virtual ParsedResponse parse_response(std::span<const std::int32_t> completion_ids, const boost::json::array& tools = {},
                                         std::span<const std::int32_t> prompt_ids = {}) const = 0;
 };
 
-/// Names make_renderer knows: default, chatml, qwen2.5, qwen3, prime-qwen3, smollm2, llama-3.
+/// Names make_renderer knows: default, chatml, qwen2.5, qwen3, ...
 const std::vector<std::string>& renderer_names();
-/// `chat_template` is used by "default" and may be null for the others. Error{kInvalidArgument} for an unknown name, or for
-/// "auto" with a model that is not in the table (fine-tunes and local folders must name their renderer);
-/// Error{kNotImplemented} for a family of prime-rl that is not built yet.
+/// Names of tool parsers that "default" knows: hermes, qwen3_coder, glm45, ...; several may mean the same form.
+std::vector<std::string_view> tool_parser_names();
+/// The tool parser for models with this chat template, by the markers that it writes; "" if it has no calls that are known here.
+std::string_view tool_parser_of_template(std::string_view chat_template) noexcept;
+/// `chat_template` is used by "default" and may be null for the others; "qwen3.5" asks it whether the model thinks by default.
+/// Error{kInvalidArgument} for an unknown name, or for "auto" with a model that is not in the table (fine-tunes and local folders must name
+/// their renderer); Error{kNotImplemented} for a family of prime-rl that is not built yet.
 std::unique_ptr<Renderer> make_renderer(const RendererOptions& options, std::shared_ptr<const Tokenizer> tokenizer,
                                         std::shared_ptr<const ChatTemplate> chat_template);
 

@@ -23,6 +23,7 @@ import sys
 
 import renderers
 import transformers
+from renderers import configs
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import against_templates as templates  # noqa: E402
@@ -35,6 +36,14 @@ FAMILIES = {
     "qwen3 without thinking": ("qwen3", {"enable_thinking": False}, lambda: renderers.Qwen3RendererConfig(enable_thinking=False), None, "qwen2", None, "<|im_end|>"),
     "prime-qwen3": ("prime-qwen3", {}, lambda: renderers.config_from_name("prime-qwen3"), None, "qwen2", None, "<|im_end|>"),
     "llama-3": ("llama-3", {}, lambda: renderers.config_from_name("llama-3"), None, "llama3", "<|begin_of_text|>", "<|eot_id|>"),
+    "glm-4.5": ("glm-4.5", {}, lambda: renderers.config_from_name("glm-4.5"), None, "glm", None, "<|endoftext|>"),
+    "glm-4.5 without thinking": ("glm-4.5", {"enable_thinking": False}, lambda: configs.GLM45RendererConfig(enable_thinking=False), None, "glm", None, "<|endoftext|>"),
+    "minimax-m2": ("minimax-m2", {}, lambda: renderers.config_from_name("minimax-m2"), None, "minimax", None, "[e~["),
+    "deepseek-v3": ("deepseek-v3", {}, lambda: renderers.config_from_name("deepseek-v3"), None, "deepseek", None, "<｜end▁of▁sentence｜>"),
+    "deepseek-r1": ("deepseek-r1", {}, lambda: renderers.config_from_name("deepseek-r1"), None, "deepseek", None, "<｜end▁of▁sentence｜>"),
+    "qwen3.5": ("qwen3.5", {}, lambda: configs.Qwen35RendererConfig(enable_thinking=True), None, "qwen2", None, "<|im_end|>"),
+    "qwen3.5 without thinking": ("qwen3.5", {"enable_thinking": False}, lambda: configs.Qwen35RendererConfig(enable_thinking=False), None, "qwen2", None, "<|im_end|>"),
+    "kimi-k2": ("kimi-k2", {}, lambda: renderers.config_from_name("kimi-k2"), None, "kimi", None, "<|im_end|>"),
     "chatml": ("chatml", {}, None, "chatml", "qwen2", None, "<|im_end|>"),
     "qwen2.5": ("qwen2.5", {}, None, "qwen2.5", "qwen2", None, "<|im_end|>"),
     "smollm2": ("smollm2", {}, None, "smollm2", "smollm2", "<|im_start|>", "<|im_end|>"),
@@ -48,7 +57,7 @@ KNOWN = [
 ]
 
 
-MARKS = re.compile(r"<\|[a-z_]+\|>|</?tool_call>|</?think>")
+MARKS = re.compile(r"<\|[a-z_]+\|>|</?(minimax:)?tool_call>|</?think>|</?arg_(key|value)>|<｜[^｜]*｜>|\]~!?b[\[\]]|\[e~\[|/nothink")
 
 
 class Ours:
@@ -74,6 +83,8 @@ class Comparison:
         file = FIXTURES / f"{tokenizer}.tokenizer.json"
         self.family, self.options, self.is_own = family, options, config is not None
         self.tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(file), bos_token=bos, eos_token=eos, clean_up_tokenization_spaces=False)
+        if name == "qwen3.5":  # the package asks for them at once, though texts have none
+            self.tokenizer.add_special_tokens({"additional_special_tokens": ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]})
         if template:
             self.tokenizer.chat_template = (FIXTURES / f"{template}.jinja").read_text()
         self.theirs = renderers.create_renderer(self.tokenizer, config() if config else renderers.DefaultRendererConfig())

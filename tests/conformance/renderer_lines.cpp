@@ -49,7 +49,7 @@ json::value answer(const text::Renderer& renderer, const json::object& request) 
   } else if (op == "bridge") {
     const auto made = renderer.bridge_to_next_turn(ids_of(request.at("prompt")), ids_of(request.at("completion")),
                                                    request.at("messages").as_array(), tools);
-    out["ids"] = made ? json::value(to_array(*made)) : json::value(nullptr);
+    out["ids"] = made ? json::value(to_array(made->ids)) : json::value(nullptr);
   } else {
     const text::ParsedResponse parsed = renderer.parse_response(ids_of(request.at("ids")), tools, ids_of(request.at("prompt")));
     out["content"] = parsed.content;

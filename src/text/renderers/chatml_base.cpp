@@ -9,18 +9,22 @@ namespace prl::text::renderers {
 
 namespace json = boost::json;
 
-ChatMlBase::ChatMlBase(std::string name, std::shared_ptr<const Tokenizer> tokenizer, ThinkingRetention retention, ParseOptions parse)
-    : name_(std::move(name)),
-      tokenizer_(std::move(tokenizer)),
-      retention_(retention),
-      parse_(std::move(parse)),
-      im_start_(require_token(*tokenizer_, "<|im_start|>", name_)),
-      im_end_(require_token(*tokenizer_, "<|im_end|>", name_)) {
-  stops_.push_back(im_end_);
-  if (const auto end = tokenizer_->id_of("<|endoftext|>")) stops_.push_back(*end);
-  std::sort(stops_.begin(), stops_.end());
-  parse_.stop_ids = stops_;
+namespace {
+
+ParseOptions with_stops(ParseOptions parse, const Tokenizer& tokenizer, std::string_view name) {
+  parse.stop_ids = {require_token(tokenizer, "<|im_end|>", name)};
+  if (const auto end = tokenizer.id_of("<|endoftext|>")) parse.stop_ids.push_back(*end);
+  std::sort(parse.stop_ids.begin(), parse.stop_ids.end());
+  return parse;
 }
+
+}  // namespace
+
+ChatMlBase::ChatMlBase(std::string name, std::shared_ptr<const Tokenizer> tokenizer, ThinkingRetention retention, ParseOptions parse)
+    : FamilyRenderer(name, tokenizer, retention, with_stops(std::move(parse), *tokenizer, name),
+                     require_token(*tokenizer, "<|im_end|>", name)),
+      im_start_(control("<|im_start|>")),
+      im_end_(control("<|im_end|>")) {}
 
 void ChatMlBase::close_turn_with(TokenBuilder& out, int message, bool is_sampled) const {
   out.special(im_end_, message, is_sampled);
@@ -32,11 +36,7 @@ void ChatMlBase::turn(TokenBuilder& out, std::string_view role, std::initializer
   const std::string header = std::string(role) + "\n";
   std::vector<Segment> segments{{header, false}};
   segments.insert(segments.end(), body.begin(), body.end());
-  switch (segments.size()) {
-    case 2: out.text({segments[0], segments[1]}, message); break;
-    case 3: out.text({segments[0], segments[1], segments[2]}, message); break;
-    default: PRL_CHECK(false, "a turn has one or two segments, not {}", body.size());
-  }
+  out.text(std::span<const Segment>(segments), message);
   close_turn_with(out, message);
 }
 
@@ -46,7 +46,7 @@ void ChatMlBase::tool_result(TokenBuilder& out, const MessageView& message, bool
     open_turn(out, index);
     out.scaffold("user", index);
   }
-  const std::string content = message.content();
+  const std::string content = tool_text(message);
   out.text({{"\n<tool_response>\n", false}, {content, true}, {"\n</tool_response>", false}}, index);
   if (closes_group) close_turn_with(out, index);
 }
@@ -65,7 +65,7 @@ void ChatMlBase::message_turn(TokenBuilder& out, const json::array& messages, st
     const bool closes = i + 1 == messages.size() || !MessageView(messages, i + 1).is("tool");
     tool_result(out, message, opens, closes);
   } else if (message.is("user") || message.is("system")) {
-    const std::string content = message.content();
+    const std::string content = plain_text(message);
     turn(out, message.role(), {{content, true}}, index);
   } else {
     message.refuse(fmt::format("role '{}' is not one of system, user, assistant, tool", message.role()));
@@ -80,7 +80,7 @@ void ChatMlBase::generation_prompt(TokenBuilder& out) const {
 
 RenderedConversation ChatMlBase::render(const json::array& messages, const json::array& tools, bool add_generation_prompt) const {
   if (messages.empty()) fail(ErrorCode::kInvalidArgument, "messages: at least one is needed");
-  TokenBuilder out(*tokenizer_);
+  TokenBuilder out = builder();
   const bool used_first = begin(out, messages, tools);
   std::size_t last_query = messages.size() - 1;
   for (std::size_t i = messages.size(); i-- > 0;) {
@@ -93,35 +93,10 @@ RenderedConversation ChatMlBase::render(const json::array& messages, const json:
   return out.take();
 }
 
-std::optional<RenderedConversation> ChatMlBase::bridge_to_next_turn(std::span<const std::int32_t> prev_prompt_ids,
-                                                                    std::span<const std::int32_t> prev_completion_ids,
-                                                                    const json::array& new_messages, const json::array&) const {
-  if (prev_prompt_ids.empty() || new_messages.empty() || retention_ == ThinkingRetention::kTemplate) return std::nullopt;
-  for (std::size_t i = 0; i < new_messages.size(); ++i) {
-    const MessageView message(new_messages, i);
-    if (!message.is("user") && !message.is("system") && !message.is("tool")) return std::nullopt;
-    if (retention_ == ThinkingRetention::kToolCycle && is_user_query(message)) return std::nullopt;
-  }
-  std::vector<std::int32_t> completion(prev_completion_ids.begin(), prev_completion_ids.end());
-  if (parse_.reads_thinking && ends_in_reasoning(*tokenizer_, completion, prev_prompt_ids, stops_)) {
-    const bool was_cut = std::none_of(completion.begin(), completion.end(),
-                                      [&](std::int32_t id) { return std::find(stops_.begin(), stops_.end(), id) != stops_.end(); });
-    // The model ended its turn inside a thought: no template writes that.
-    if (!was_cut) return std::nullopt;
-    for (std::int32_t id : tokenizer_->encode("</think>", {.allow_special = false, .begins_text = false})) completion.push_back(id);
-  }
-  auto ids = close_turn(prev_prompt_ids, completion, stops_, im_end_);
-  if (!ids) return std::nullopt;
-  TokenBuilder out(*tokenizer_);
+void ChatMlBase::continue_conversation(TokenBuilder& out, const json::array& new_messages, std::int32_t) const {
   out.scaffold("\n", -1);
   for (std::size_t i = 0; i < new_messages.size(); ++i) message_turn(out, new_messages, i, 0);
   generation_prompt(out);
-  return behind(std::move(*ids), out.take());
-}
-
-ParsedResponse ChatMlBase::parse_response(std::span<const std::int32_t> completion_ids, const json::array& tools,
-                                          std::span<const std::int32_t> prompt_ids) const {
-  return parse_tagged(*tokenizer_, completion_ids, prompt_ids, tools, parse_);
 }
 
 std::string hermes_tools(const json::array& tools) {
@@ -144,9 +119,30 @@ std::string hermes_calls(const MessageView& message, bool follows_text) {
   return out;
 }
 
-bool thinking_is_enabled(const RendererOptions& options) {
-  const json::value* flag = options.template_kwargs.if_contains("enable_thinking");
-  return flag == nullptr || !flag->is_bool() || flag->get_bool();
+std::string_view xml_call_instructions() noexcept {
+  return "If you choose to call a function ONLY reply in the following format with NO suffix:\n\n"
+         "<tool_call>\n<function=example_function_name>\n"
+         "<parameter=example_parameter_1>\nvalue_1\n</parameter>\n"
+         "<parameter=example_parameter_2>\nThis is the value for the second parameter\nthat can span\nmultiple lines\n</parameter>\n"
+         "</function>\n</tool_call>\n\n"
+         "<IMPORTANT>\nReminder:\n"
+         "- Function calls MUST follow the specified format: an inner <function=...></function> block must be nested within "
+         "<tool_call></tool_call> XML tags\n"
+         "- Required parameters MUST be specified\n"
+         "- You may provide optional reasoning for your function call in natural language BEFORE the function call, but NOT after\n"
+         "- If there is no function call available, answer the question like normal with your current knowledge and do not tell the user "
+         "about function calls\n"
+         "</IMPORTANT>";
+}
+
+std::string xml_call(const CallView& call) {
+  std::string text = "<tool_call>\n<function=" + call.name + ">\n";
+  const json::value arguments = call.arguments_object();
+  if (const json::object* object = arguments.if_object())
+    for (const auto& argument : *object)
+      text += "<parameter=" + std::string(argument.key().data(), argument.key().size()) + ">\n" + python_text(argument.value()) +
+              "\n</parameter>\n";
+  return text + "</function>\n</tool_call>";
 }
 
 }  // namespace prl::text::renderers

@@ -14,10 +14,6 @@ namespace json = boost::json;
 constexpr std::string_view kQwenSystem = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.";
 constexpr std::string_view kSmolSystem = "You are a helpful AI assistant named SmolLM, trained by Hugging Face";
 
-ThinkingRetention resolve(ThinkingRetention asked, ThinkingRetention fallback) {
-  return asked == ThinkingRetention::kAuto ? fallback : asked;
-}
-
 // ---- Qwen3. Source: its chat template; with enable_thinking off the empty think block of the generation prompt stays in the
 // history too, so that a render later has the tokens that were sampled (as the `renderers` package has it).
 class Qwen3 : public ChatMlBase {
@@ -45,15 +41,8 @@ class Qwen3 : public ChatMlBase {
 
   std::string assistant_body(const MessageView& message, const json::array& messages, std::size_t last_query) const override {
     std::string content = message.content();
-    std::string reasoning;
-    if (const auto given = message.reasoning()) {
-      reasoning = *given;
-    } else if (const std::size_t close = content.find("</think>"); close != std::string::npos) {
-      const std::string before = content.substr(0, close);
-      const std::size_t open = before.rfind("<think>");
-      reasoning = strip_newlines(open == std::string::npos ? before : std::string_view(before).substr(open + 7));
-      content = strip_newlines(std::string_view(content).substr(close + 8), true, false);
-    }
+    const auto given = message.reasoning();
+    const std::string reasoning = given ? *given : split_inline_reasoning(content);
     const bool is_last = message.index() + 1 == messages.size();
     const bool in_window = message.index() > last_query && (is_last || !reasoning.empty());
     const std::string calls = hermes_calls(message, !content.empty());

@@ -1,3 +1,5 @@
+#include <fmt/ranges.h>
+
 #include <algorithm>
 
 #include "base/error.hpp"
@@ -21,19 +23,20 @@ class DefaultRenderer : public Renderer {
     if (options.thinking_retention != ThinkingRetention::kAuto && options.thinking_retention != ThinkingRetention::kTemplate)
       fail(ErrorCode::kInvalidArgument,
            "[renderer] 'default' cannot keep reasoning that its template drops; name the model's own renderer");
-    const bool is_xml = options.tool_parser == "qwen3.5" || options.tool_parser == "qwen3_coder";
-    if (!options.tool_parser.empty() && options.tool_parser != "hermes" && options.tool_parser != "qwen3" && !is_xml)
-      fail(ErrorCode::kInvalidArgument, "[renderer] tool_parser '{}' is not known; known: hermes, qwen3, qwen3.5, qwen3_coder",
-           options.tool_parser);
+    const auto syntax = options.tool_parser.empty() ? ToolSyntax::kNone : tool_syntax_of(options.tool_parser);
+    if (!syntax)
+      fail(ErrorCode::kInvalidArgument, "[renderer] tool_parser '{}' is not known; known: {}", options.tool_parser,
+           fmt::join(tool_parser_names(), ", "));
     if (!options.reasoning_parser.empty() && options.reasoning_parser != "think")
       fail(ErrorCode::kInvalidArgument, "[renderer] reasoning_parser '{}' is not known; known: think", options.reasoning_parser);
     parse_.stop_ids = tokenizer_->stop_ids();
-    parse_.tools = options.tool_parser.empty() ? ToolSyntax::kNone : is_xml ? ToolSyntax::kXml : ToolSyntax::kHermes;
+    parse_.tools = *syntax;
     parse_.reads_thinking = !options.reasoning_parser.empty();
   }
 
   std::string_view name() const noexcept override { return "default"; }
   std::vector<std::int32_t> stop_token_ids() const override { return parse_.stop_ids; }
+  std::string_view tool_call_mark() const noexcept override { return tool_open_mark(parse_.tools); }
 
   RenderedConversation render(const json::array& messages, const json::array& tools, bool add_generation_prompt) const override {
     RenderedConversation out;

@@ -12,6 +12,14 @@ std::unique_ptr<Renderer> make_chatml_family(std::string_view name, const Render
                                              std::shared_ptr<const Tokenizer> tokenizer);
 std::unique_ptr<Renderer> make_prime_qwen3(const RendererOptions& options, std::shared_ptr<const Tokenizer> tokenizer);
 std::unique_ptr<Renderer> make_llama3(const RendererOptions& options, std::shared_ptr<const Tokenizer> tokenizer);
+std::unique_ptr<Renderer> make_glm45(const RendererOptions& options, std::shared_ptr<const Tokenizer> tokenizer);
+std::unique_ptr<Renderer> make_minimax_m2(const RendererOptions& options, std::shared_ptr<const Tokenizer> tokenizer);
+/// deepseek-v3 and deepseek-r1.
+std::unique_ptr<Renderer> make_deepseek(std::string_view name, const RendererOptions& options, std::shared_ptr<const Tokenizer> tokenizer);
+/// `chat_template`, if there is one, says whether the model thinks by default.
+std::unique_ptr<Renderer> make_qwen35(const RendererOptions& options, std::shared_ptr<const Tokenizer> tokenizer,
+                                      const ChatTemplate* chat_template);
+std::unique_ptr<Renderer> make_kimi_k2(const RendererOptions& options, std::shared_ptr<const Tokenizer> tokenizer);
 /// Any model, by its own chat template.
 std::unique_ptr<Renderer> make_default(const RendererOptions& options, std::shared_ptr<const Tokenizer> tokenizer,
                                        std::shared_ptr<const ChatTemplate> chat_template);

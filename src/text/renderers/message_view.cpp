@@ -19,6 +19,18 @@ std::string CallView::arguments_text() const {
   return is_text(*arguments) ? to_std(arguments->get_string()) : dump_python(*arguments);
 }
 
+json::value CallView::arguments_object() const {
+  constexpr std::size_t kMaxDepth = 200;
+  if (arguments == nullptr) return nullptr;
+  if (!is_text(*arguments)) return arguments->is_object() ? *arguments : json::value();
+  try {
+    json::value read = parse_json(to_view(arguments->get_string()), kMaxDepth, LargeNumbers::kKeepText);
+    return read.is_object() ? read : json::value();
+  } catch (const Error&) {  // malformed arguments degrade to none
+    return nullptr;
+  }
+}
+
 MessageView::MessageView(const json::array& messages, std::size_t index) : object_(messages[index].if_object()), index_(index) {
   if (object_ == nullptr) fail(ErrorCode::kInvalidArgument, "messages[{}]: expected an object", index);
   const json::value* role = find("role");
@@ -63,12 +75,18 @@ std::vector<CallView> MessageView::tool_calls() const {
     const json::object* function = tool_function(item);
     if (function == nullptr) refuse("tool_calls must hold objects with a function");
     CallView call;
+    if (const json::value* id = item.get_object().if_contains("id"); id != nullptr && is_text(*id)) call.id = to_std(id->get_string());
     if (const json::value* name = function->if_contains("name"); name != nullptr && is_text(*name)) call.name = to_std(name->get_string());
     call.arguments = function->if_contains("arguments");
     if (call.arguments != nullptr && call.arguments->is_null()) call.arguments = nullptr;
     calls.push_back(std::move(call));
   }
   return calls;
+}
+
+std::string MessageView::text_member(std::string_view key) const {
+  const json::value* value = find(key);
+  return value != nullptr && is_text(*value) ? to_std(value->get_string()) : std::string();
 }
 
 bool is_user_query(const MessageView& message) {
@@ -90,6 +108,18 @@ std::string python_text(const json::value& value) {
   if (value.is_null()) return "None";
   if (value.is_bool()) return value.get_bool() ? "True" : "False";
   return dump_python(value);
+}
+
+std::string json_unless_text(const json::value& value) { return is_text(value) ? to_std(value.get_string()) : dump_python(value); }
+
+std::string split_inline_reasoning(std::string& content) {
+  constexpr std::string_view kOpen = "<think>", kClose = "</think>";
+  const std::size_t close = content.find(kClose);
+  if (close == std::string::npos) return {};
+  const std::string before = content.substr(0, close);
+  const std::size_t open = before.rfind(kOpen);
+  content = strip_newlines(std::string_view(content).substr(close + kClose.size()), true, false);
+  return std::string(strip_newlines(open == std::string::npos ? before : std::string_view(before).substr(open + kOpen.size())));
 }
 
 std::string strip(std::string_view text) {

@@ -14,11 +14,14 @@ namespace prl::text::renderers {
 
 /// One tool call of an assistant message as the renderers write it.
 struct CallView {
+  std::string id;  ///< empty when absent
   std::string name;
   const boost::json::value* arguments = nullptr;  ///< null when absent
 
   /// JSON as json.dumps writes it; text is inserted as it stands, also when it is no JSON.
   std::string arguments_text() const;
+  /// The arguments as an object, read from JSON text if they are text; null if they are none.
+  boost::json::value arguments_object() const;
 };
 
 /// Read access to one message of a conversation, forgiving about nulls and lists of text parts.
@@ -37,6 +40,8 @@ class MessageView {
   /// reasoning_content, else reasoning, else thinking; nullopt when absent or null.
   std::optional<std::string> reasoning() const;
   std::vector<CallView> tool_calls() const;
+  /// A member that is text, such as tool_call_id; empty when absent.
+  std::string text_member(std::string_view key) const;
   [[noreturn]] void refuse(std::string_view why) const;
 
  private:
@@ -53,6 +58,11 @@ bool is_user_query(const MessageView& message);
 const boost::json::object* tool_function(const boost::json::value& tool) noexcept;
 /// str(value) of Python for JSON values; lists and dicts as json.dumps.
 std::string python_text(const boost::json::value& value);
+/// Text as it stands, other values as json.dumps writes them.
+std::string json_unless_text(const boost::json::value& value);
+/// Takes inline reasoning out of `content` if it has a closing tag: what stands between the last <think> and the first </think>, newlines
+/// at its ends stripped. `content` keeps what follows, without newlines at its beginning. Empty if there is none.
+std::string split_inline_reasoning(std::string& content);
 /// Python's str.strip, and for newlines only.
 std::string strip(std::string_view text);
 std::string_view strip_newlines(std::string_view text, bool left = true, bool right = true) noexcept;

@@ -15,22 +15,6 @@ namespace json = boost::json;
 
 constexpr std::string_view kToolSystem = "You are Qwen, a helpful AI assistant that can interact with a computer to solve tasks.";
 constexpr std::string_view kToolsHead = "\n\n# Tools\n\nYou have access to the following functions:\n\n<tools>";
-constexpr std::string_view kToolsTail =
-    "\n</tools>\n\n"
-    "If you choose to call a function ONLY reply in the following format with NO suffix:\n\n"
-    "<tool_call>\n<function=example_function_name>\n"
-    "<parameter=example_parameter_1>\nvalue_1\n</parameter>\n"
-    "<parameter=example_parameter_2>\nThis is the value for the second parameter\nthat can span\nmultiple lines\n</parameter>\n"
-    "</function>\n</tool_call>\n\n"
-    "<IMPORTANT>\nReminder:\n"
-    "- Function calls MUST follow the specified format: an inner <function=...></function> block must be nested within "
-    "<tool_call></tool_call> XML tags\n"
-    "- Required parameters MUST be specified\n"
-    "- You may provide optional reasoning for your function call in natural language BEFORE the function call, but NOT after\n"
-    "- If there is no function call available, answer the question like normal with your current knowledge and do not tell the user "
-    "about function calls\n"
-    "</IMPORTANT>";
-
 std::string key_of(const json::key_value_pair& member) { return {member.key().data(), member.key().size()}; }
 
 // Members beyond the known ones, each as <key>value</key> on its own line.
@@ -73,27 +57,9 @@ std::string tool_definition(const json::value& tool) {
   return out + "\n</function>";
 }
 
-constexpr std::size_t kMaxArgumentDepth = 200;
-
 std::string xml_calls(const MessageView& message) {
   std::string out;
-  for (const CallView& call : message.tool_calls()) {
-    if (!out.empty()) out += "\n";
-    out += "<tool_call>\n<function=" + call.name + ">\n";
-    json::value arguments;
-    if (call.arguments != nullptr) arguments = *call.arguments;
-    if (arguments.is_string()) {
-      try {
-        arguments = parse_json({arguments.get_string().data(), arguments.get_string().size()}, kMaxArgumentDepth, LargeNumbers::kKeepText);
-      } catch (const Error&) {  // malformed arguments degrade to none
-        arguments = nullptr;
-      }
-    }
-    if (const json::object* object = arguments.if_object())
-      for (const auto& argument : *object)
-        out += "<parameter=" + key_of(argument) + ">\n" + python_text(argument.value()) + "\n</parameter>\n";
-    out += "</function>\n</tool_call>";
-  }
+  for (const CallView& call : message.tool_calls()) out += (out.empty() ? "" : "\n") + xml_call(call);
   return out;
 }
 
@@ -114,7 +80,7 @@ class PrimeQwen3 : public ChatMlBase {
     if (!tools.empty()) {
       definitions = kToolsHead;
       for (const json::value& tool : tools) definitions += tool_definition(tool);
-      definitions += kToolsTail;
+      definitions.append("\n</tools>\n\n").append(xml_call_instructions());
     }
     turn(out, "system", {{system, has_system}, {definitions, false}}, has_system ? 0 : -1);
     return has_system;

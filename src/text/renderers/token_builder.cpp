@@ -13,17 +13,41 @@ void TokenBuilder::push(std::int32_t id, int message, bool is_sampled, bool is_c
   out_.is_content.push_back(is_content);
 }
 
-void TokenBuilder::text(std::initializer_list<Segment> segments, int message, bool content_is_sampled) {
+// A control that the text spells is written as the text it is: cut in two, it is no token's spelling.
+void TokenBuilder::push_text(std::int32_t id, int message, bool is_sampled, bool is_content) {
+  if (std::find(controls_.begin(), controls_.end(), id) == controls_.end()) return push(id, message, is_sampled, is_content);
+  const std::string_view bytes = tokenizer_.bytes_of(id);
+  for (const std::string_view part : {bytes.substr(0, 1), bytes.substr(1)})
+    for (const std::int32_t piece : tokenizer_.encode(part, {.allow_special = false, .begins_text = false}))
+      push(piece, message, is_sampled, is_content);
+}
+
+void TokenBuilder::text(std::span<const Segment> segments, int message, bool content_is_sampled, Attribution attribution) {
   std::string joined;
   for (const Segment& segment : segments) joined += segment.text;
   if (joined.empty()) return;
   const Encoding encoding = tokenizer_.encode_with_offsets(joined, {.allow_special = false, .begins_text = false});
-  const Segment* segment = segments.begin();
-  std::size_t end = segment->text.size();
+  std::size_t first = 0, end = segments[0].text.size();
   for (std::size_t i = 0; i < encoding.ids.size(); ++i) {
-    while (encoding.offsets[i].first >= end && segment + 1 != segments.end()) end += (++segment)->text.size();
-    push(encoding.ids[i], message, content_is_sampled && segment->is_content, segment->is_content);
+    while (encoding.offsets[i].first >= end && first + 1 < segments.size()) end += segments[++first].text.size();
+    bool is_content = segments[first].is_content;
+    if (attribution == Attribution::kAnyByte)
+      for (std::size_t next = first + 1, begin = end; next < segments.size() && begin < encoding.offsets[i].second; ++next) {
+        is_content |= segments[next].is_content && !segments[next].text.empty();
+        begin += segments[next].text.size();
+      }
+    push_text(encoding.ids[i], message, content_is_sampled && is_content, is_content);
   }
+}
+
+void TokenBuilder::mark(std::string_view spelling, int message, bool is_sampled) {
+  if (const auto id = tokenizer_.id_of(spelling)) return push(*id, message, is_sampled, is_sampled);
+  text({{spelling, is_sampled}}, message, is_sampled);
+}
+
+std::vector<std::int32_t> marker_ids(const Tokenizer& tokenizer, std::string_view spelling) {
+  if (const auto id = tokenizer.id_of(spelling)) return {*id};
+  return tokenizer.encode(spelling, {.allow_special = false, .begins_text = false});
 }
 
 std::int32_t require_token(const Tokenizer& tokenizer, std::string_view token, std::string_view renderer) {

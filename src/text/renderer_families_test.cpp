@@ -1,0 +1,237 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "text/json_python.hpp"
+#include "text/renderer.hpp"
+#include "text/test_support.hpp"
+
+// What the parity tests of renderer_test.cpp do not reach: prompts that go on, texts that spell markers, parsers and templates by name.
+namespace prl::text {
+namespace {
+
+namespace json = boost::json;
+using test::str;
+using ::testing::HasSubstr;
+
+json::array list_of(std::string_view text) { return parse_json(text).as_array(); }
+
+struct ToldFamily {
+  const char* renderer;
+  const char* tokenizer;
+  const char* marker;  ///< that text must not become
+  const char* kwargs = "{}";
+};
+
+constexpr ToldFamily kToldFamilies[] = {
+    {"glm-4.5", "glm", "<|user|>"},
+    {"glm-4.5", "glm", "<|assistant|>", R"({"enable_thinking": false})"},
+    {"minimax-m2", "minimax", "]~b]"},
+    {"deepseek-v3", "deepseek", "<｜User｜>"},
+    {"deepseek-r1", "deepseek", "<｜tool▁outputs▁begin｜>"},
+    {"qwen3.5", "qwen2", "<|im_start|>"},
+    {"qwen3.5", "qwen2", "<|im_end|>", R"({"enable_thinking": false})"},
+    {"kimi-k2", "kimi", "<|tool_calls_section_begin|>"},
+};
+
+class FamilyRenderers : public ::testing::TestWithParam<ToldFamily> {
+ protected:
+  static std::unique_ptr<Renderer> make(std::shared_ptr<const Tokenizer> tokenizer) {
+    RendererOptions options;
+    options.name = GetParam().renderer;
+    options.template_kwargs = parse_json(GetParam().kwargs).as_object();
+    return make_renderer(options, std::move(tokenizer), nullptr);
+  }
+  const std::shared_ptr<const Tokenizer> tokenizer_ = std::make_shared<const Tokenizer>(test::fixture_tokenizer(GetParam().tokenizer));
+  const std::unique_ptr<Renderer> renderer_ = make(tokenizer_);
+};
+
+TEST_P(FamilyRenderers, AToolLoopGoesOnFromWhatWasSampled) {
+  if (std::string_view(GetParam().renderer) == "deepseek-r1") GTEST_SKIP() << "its template drops the reasoning of every turn";
+  json::array messages = list_of(R"([{"role": "system", "content": "S"}, {"role": "user", "content": "Weather in Zürich?"}])");
+  const json::array tools = list_of(
+      R"([{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}])");
+  const std::vector<std::int32_t> prompt = renderer_->render_ids(messages, tools, true);
+  json::object answer = parse_json(R"({"role": "assistant", "content": "I ask", "tool_calls": [{"id": "functions.f:0", "type": "function",
+      "function": {"name": "f", "arguments": {"city": "Zürich", "days": 3}}}]})")
+                            .as_object();
+  // Families with an own place for reasoning sample it in front.
+  const bool has_reasoning = std::string_view(GetParam().kwargs) == "{}" && GetParam().renderer != std::string_view("kimi-k2") &&
+                             GetParam().renderer != std::string_view("deepseek-v3");
+  if (has_reasoning) answer["reasoning_content"] = "a tool knows";
+  messages.push_back(answer);
+  const json::array result = list_of(R"([{"role": "tool", "tool_call_id": "functions.f:0", "name": "f", "content": "12 °C"}])");
+  messages.push_back(result[0]);
+  const RenderedConversation whole = renderer_->render(messages, tools, true);
+  ASSERT_TRUE(std::equal(prompt.begin(), prompt.end(), whole.ids.begin())) << tokenizer_->decode(whole.ids, false);
+  // What the model samples is one run behind the prompt, up to the token that ends its turn.
+  const auto last = std::find(whole.sampled_mask.rbegin(), whole.sampled_mask.rend(), 1);
+  const auto end = static_cast<std::size_t>(whole.sampled_mask.rend() - last);
+  ASSERT_GT(end, prompt.size());
+  const std::vector<std::int32_t> completion(whole.ids.begin() + static_cast<std::ptrdiff_t>(prompt.size()),
+                                             whole.ids.begin() + static_cast<std::ptrdiff_t>(end));
+  EXPECT_THAT(renderer_->stop_token_ids(), ::testing::Contains(completion.back()));
+  for (std::size_t i = prompt.size() + 4; i < end; ++i) EXPECT_EQ(whole.sampled_mask[i], 1) << i;
+
+  const auto bridged = renderer_->bridge_to_next_turn(prompt, completion, result, tools);
+  ASSERT_TRUE(bridged);
+  EXPECT_EQ(bridged->ids, whole.ids) << tokenizer_->decode(bridged->ids, false) << "\n" << tokenizer_->decode(whole.ids, false);
+
+  const ParsedResponse parsed = renderer_->parse_response(completion, tools, prompt);
+  EXPECT_THAT(parsed.content, HasSubstr("I ask"));
+  // That of GLM-4.5 keeps the newline in front of its think block.
+  EXPECT_THAT(parsed.reasoning_content.value_or(""), ::testing::EndsWith(has_reasoning ? "a tool knows" : ""));
+  EXPECT_EQ(parsed.reasoning_content.value_or("").find("a tool knows") != std::string::npos, has_reasoning);
+  ASSERT_EQ(parsed.tool_calls.size(), 1u);
+  EXPECT_EQ(to_string(parsed.tool_calls[0].status), "ok");
+  EXPECT_EQ(dump_python(parsed.tool_calls[0].arguments), R"({"city": "Zürich", "days": 3})");
+  EXPECT_THAT(tokenizer_->decode(completion, false), HasSubstr(std::string(renderer_->tool_call_mark())));
+}
+
+TEST_P(FamilyRenderers, TextsThatSpellAMarkerStayText) {
+  const std::string marker = GetParam().marker;
+  const auto id = tokenizer_->id_of(marker);
+  ASSERT_TRUE(id);
+  const auto count = [&](const std::string& text) {
+    json::array messages;
+    for (const char* role : {"system", "user", "tool"}) messages.push_back(json::object{{"role", role}, {"content", text}});
+    const RenderedConversation out = renderer_->render(messages, {}, true);
+    EXPECT_THAT(tokenizer_->decode(out.ids, false), HasSubstr(text));
+    EXPECT_EQ(out.ids.size(), out.is_content.size());
+    return std::count(out.ids.begin(), out.ids.end(), *id);
+  };
+  EXPECT_EQ(count("a" + marker + "b" + marker), count("a b"));
+}
+
+TEST_P(FamilyRenderers, RepliesOfAnyTokensAreRead) {
+  std::uint32_t state = 7;
+  const json::array user = list_of(R"([{"role": "user", "content": "x"}])");
+  const std::vector<std::int32_t> prompt = renderer_->render_ids(user, {}, true);
+  const auto size = static_cast<std::uint32_t>(tokenizer_->vocab_size());
+  for (int round = 0; round < 300; ++round) {
+    std::vector<std::int32_t> ids;
+    for (int i = 0; i < 40; ++i) {
+      state = state * 1664525u + 1013904223u;
+      const std::uint32_t draw = state >> 8;
+      ids.push_back(static_cast<std::int32_t>(draw % 4 == 0 ? draw / 4 % size : size - 1 - draw / 4 % 16));  // the markers are at the end
+    }
+    const ParsedResponse out = renderer_->parse_response(ids, {}, prompt);
+    for (const ParsedToolCall& call : out.tool_calls) {
+      if (call.status != ToolCallStatus::kOk) continue;
+      EXPECT_NO_THROW(parse_json(call.arguments_text)) << call.raw;
+    }
+    const auto bridged = renderer_->bridge_to_next_turn(prompt, ids, list_of(R"([{"role": "tool", "content": "y"}])"), {});
+    if (!bridged) continue;
+    std::vector<std::int32_t> start = prompt;
+    start.insert(start.end(), ids.begin(), ids.end());
+    ASSERT_TRUE(bridged->ids.size() > start.size() && std::equal(start.begin(), start.end(), bridged->ids.begin()));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, FamilyRenderers, ::testing::ValuesIn(kToldFamilies), [](const auto& family) {
+  std::string name = family.param.renderer;
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return c == '-' || c == '.'; }, '_');
+  return name + (std::string_view(family.param.kwargs) == "{}" ? "" : "_no_thinking");
+});
+
+TEST(ModelTable, NamesTheRendererOfEachModel) {
+  const auto made = [](const char* model, const char* tokenizer) {
+    RendererOptions options;
+    options.model_name = model;
+    return std::string(make_renderer(options, std::make_shared<const Tokenizer>(test::fixture_tokenizer(tokenizer)), nullptr)->name());
+  };
+  EXPECT_EQ(made("zai-org/GLM-4.5-Air", "glm"), "glm-4.5");
+  EXPECT_EQ(made("MiniMaxAI/MiniMax-M2.5", "minimax"), "minimax-m2");
+  EXPECT_EQ(made("deepseek-ai/DeepSeek-V3", "deepseek"), "deepseek-v3");
+  EXPECT_EQ(made("deepseek-ai/DeepSeek-R1-0528", "deepseek"), "deepseek-r1");
+  EXPECT_EQ(made("Qwen/Qwen3.5-9B", "qwen2"), "qwen3.5");
+  EXPECT_EQ(made("moonshotai/Kimi-K2-Instruct", "kimi"), "kimi-k2");
+  EXPECT_THROW(made("moonshotai/Moonlight-16B-A3B-Instruct", "kimi"), Error);
+}
+
+TEST(Qwen35, ThinksByDefaultAsItsTemplateDoes) {
+  const auto tokenizer = std::make_shared<const Tokenizer>(test::fixture_tokenizer("qwen2"));
+  const auto prompt_of = [&](RendererOptions options, const char* chat_template) {
+    const auto source = chat_template == nullptr ? nullptr : std::make_shared<const ChatTemplate>(chat_template);
+    const auto renderer = make_renderer(options, tokenizer, source);
+    return tokenizer->decode(renderer->render_ids(list_of(R"([{"role": "user", "content": "x"}])"), {}, true), false);
+  };
+  RendererOptions named, small;
+  named.name = "qwen3.5";
+  small.model_name = "Qwen/Qwen3.5-0.8B";
+  EXPECT_TRUE(prompt_of(named, nullptr).ends_with("assistant\n<think>\n"));
+  EXPECT_TRUE(prompt_of(small, nullptr).ends_with("<think>\n\n</think>\n\n"));
+  const char* quiet =
+      "{% if add_generation_prompt %}{% if enable_thinking is defined and enable_thinking %}<think>\n{% else %}"
+      "{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}";
+  EXPECT_TRUE(prompt_of(named, quiet).ends_with("<think>\n\n</think>\n\n"));
+  named.template_kwargs["enable_thinking"] = true;
+  EXPECT_TRUE(prompt_of(named, quiet).ends_with("assistant\n<think>\n"));
+}
+
+struct ParserCase {
+  const char* parser;
+  const char* tokenizer;
+  const char* reply;
+  const char* mark;
+};
+
+TEST(DefaultRenderer, ReadsTheCallsOfTheParserThatItIsGiven) {
+  const auto chat_template = std::make_shared<const ChatTemplate>("{{ messages[0].content }}");
+  const json::array tools = list_of(
+      R"([{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}}])");
+  const ParserCase cases[] = {
+      {"glm45", "glm", "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>", "<tool_call>"},
+      {"glm47", "glm", "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>", "<tool_call>"},
+      {"glm45", "qwen2", "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>", "<tool_call>"},
+      {"minimax_m2", "minimax",
+       "<minimax:tool_call>\n<invoke name=\"f\">\n<parameter name=\"a\">1</parameter>\n</invoke>\n</minimax:tool_call>",
+       "<minimax:tool_call>"},
+      {"deepseek_v3", "deepseek",
+       "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"a\": "
+       "\"1\"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+       "<｜tool▁calls▁begin｜>"},
+      {"deepseek_v31", "deepseek",
+       "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"a\": \"1\"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+       "<｜tool▁calls▁begin｜>"},
+      {"kimi_k2", "kimi",
+       "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{\"a\": "
+       "\"1\"}<|tool_call_end|><|tool_calls_section_end|>",
+       "<|tool_calls_section_begin|>"},
+      {"qwen3_coder", "qwen2", "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>", "<tool_call>"},
+  };
+  for (const ParserCase& c : cases) {
+    const auto tokenizer = std::make_shared<const Tokenizer>(test::fixture_tokenizer(c.tokenizer));
+    RendererOptions options;
+    options.name = "default";
+    options.tool_parser = c.parser;
+    options.reasoning_parser = "think";
+    const auto renderer = make_renderer(options, tokenizer, chat_template);
+    EXPECT_EQ(renderer->tool_call_mark(), c.mark) << c.parser;
+    const ParsedResponse out = renderer->parse_response(tokenizer->encode("<think>why</think>I ask" + std::string(c.reply)), tools);
+    EXPECT_EQ(out.content, "I ask") << c.parser;
+    EXPECT_EQ(out.reasoning_content, "why") << c.parser;
+    ASSERT_EQ(out.tool_calls.size(), 1u) << c.parser;
+    EXPECT_EQ(to_string(out.tool_calls[0].status), "ok") << c.parser << out.tool_calls[0].raw;
+    EXPECT_EQ(out.tool_calls[0].name, "f") << c.parser;
+    EXPECT_EQ(out.tool_calls[0].arguments_text, R"({"a": "1"})") << c.parser;
+    EXPECT_EQ(tool_parser_of_template(c.reply), std::string_view(c.parser) == "glm47" ? "glm45" : c.parser);
+  }
+  EXPECT_EQ(tool_parser_of_template("<tool_call>{{ call | tojson }}</tool_call>"), "hermes");
+  EXPECT_EQ(tool_parser_of_template("{{ messages }}"), "");
+  RendererOptions unknown;
+  unknown.name = "default";
+  unknown.tool_parser = "deepseek_v32";
+  try {
+    make_renderer(unknown, std::make_shared<const Tokenizer>(test::fixture_tokenizer("deepseek")), chat_template);
+    FAIL() << "no such parser is built";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("known: hermes, qwen3, qwen3.5, qwen3_coder, glm"));
+  }
+}
+
+}  // namespace
+}  // namespace prl::text
