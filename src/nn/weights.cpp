@@ -331,11 +331,14 @@ class StoredReader {
           std::vector<float> values(static_cast<std::size_t>(num));
           stored.read_f32(begin + first, values);
           ctx_.runtime->copy_from_host(to + first * 4, values.data(), values.size() * sizeof(float));
-        } else if (is_on_host) {
+          if (io::find_not_finite(std::as_bytes(std::span(values)).data(), io::StoredType::kF32, num, compute_) >= 0) is_finite = false;
+          return;
+        }
+        if (is_on_host) {
           const std::size_t at = static_cast<std::size_t>(first) * item;
           ctx_.runtime->copy_from_host(to + at, bytes.data() + at, static_cast<std::size_t>(num) * item);
         }
-        if (stored.find_not_finite(begin + first, num, compute_) >= 0) is_finite.store(false, std::memory_order_relaxed);
+        if (stored.find_not_finite(begin + first, num, compute_) >= 0) is_finite = false;
       });
       if (!is_finite) check_finite(std::span(&stored, 1), compute_, *ctx_.pool);
       if (as_stored && !is_on_host) ctx_.runtime->copy_from_host(to, bytes.data(), bytes.size());  // overlaps its own pieces
