@@ -16,6 +16,7 @@ import sys
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
 from transformers.models.qwen3_next import modeling_qwen3_next
@@ -138,7 +139,17 @@ CASES = {
     # Experts in MXFP4, as they are published.
     "gpt_oss_mxfp4": ("GptOssConfig", GPT_OSS | dict(num_local_experts=3, num_hidden_layers=1, head_dim=16), torch.bfloat16, None),
     "qwen3_untied_sharded": ("Qwen3Config", dict(tie_word_embeddings=False, head_dim=16, attention_bias=True), torch.bfloat16, "50KB"),
+    # Matrices in FP8, as they are published: of no side a multiple of 128, and sides smaller than that.
+    "qwen3_fp8": ("Qwen3Config", dict(tie_word_embeddings=True, hidden_size=136, intermediate_size=144, num_hidden_layers=1, head_dim=32, num_attention_heads=2,
+                                      num_key_value_heads=1), torch.float32, None),
+    "qwen3_moe_fp8": ("Qwen3MoeConfig", dict(tie_word_embeddings=False, hidden_size=136, num_hidden_layers=1, head_dim=32, num_attention_heads=2,
+                                             num_key_value_heads=1, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=True,
+                                             decoder_sparse_step=1, mlp_only_layers=[]), torch.float32, None),
 }
+
+# Cases with matrices in FP8, and the type of their scales: Qwen publishes them in bfloat16, DeepSeek and MiniMax in fp32.
+FP8_SCALES = {"qwen3_fp8": torch.bfloat16, "qwen3_moe_fp8": torch.float32}
+FP8_BLOCK = 128
 
 
 # transformers' delta rule in chunks loses digits of the gradients of decays, in fp32 up to 5e-5 of them. Token by token it keeps them.
@@ -248,6 +259,46 @@ def store_quantised(folder, stored):
     return {name: tensor for name, tensor in whole.items() if name not in kept}
 
 
+def quantise_fp8(weight, scale_type):
+    """Codes of E4M3, a scale for each block, and what transformers makes of them."""
+    rows, cols = weight.shape
+    down, across = -(-rows // FP8_BLOCK), -(-cols // FP8_BLOCK)
+    padded = torch.nn.functional.pad(weight, (0, across * FP8_BLOCK - cols, 0, down * FP8_BLOCK - rows))
+    largest = padded.reshape(down, FP8_BLOCK, across, FP8_BLOCK).abs().amax(dim=(1, 3))
+    scales = (largest / torch.finfo(torch.float8_e4m3fn).max).to(scale_type)
+    of_element = scales.float().repeat_interleave(FP8_BLOCK, 0).repeat_interleave(FP8_BLOCK, 1)
+    codes = (padded / of_element).to(torch.float8_e4m3fn)
+    # transformers takes the size of blocks from the number of scales, so that it is right for whole blocks alone.
+    dequantised = Fp8Dequantize(None)._dequantize_one(codes, scales, torch.float32)
+    assert torch.equal(dequantised, codes.float() * of_element)
+    return codes[:rows, :cols].contiguous(), scales, dequantised[:rows, :cols].contiguous()
+
+
+def round_to_fp8(folder, scale_type):
+    """Gives the projections of a folder in fp32 the values of FP8, and all else those of bfloat16. Tensors as they are published, by name."""
+    whole, stored = {}, {}
+    for name, tensor in load_file(str(folder / "model.safetensors")).items():
+        if not name.endswith("_proj.weight"):
+            stored[name] = tensor.bfloat16()
+            whole[name] = stored[name].float()
+            continue
+        stored[name], stored[name + "_scale_inv"], whole[name] = quantise_fp8(tensor, scale_type)
+    save_file(whole, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    return stored
+
+
+def store_fp8(folder, stored):
+    """Puts codes and scales in the place of what they stand for, which is what remains of them."""
+    whole = load_file(str(folder / "model.safetensors"))
+    save_file(stored, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["dtype"] = "bfloat16"
+    config["quantization_config"] = dict(activation_scheme="dynamic", fmt="e4m3", quant_method="fp8", weight_block_size=[FP8_BLOCK, FP8_BLOCK],
+                                         modules_to_not_convert=["lm_head", "model.layers.0.mlp.gate", "model.layers.0.input_layernorm"])
+    (folder / "config.json").write_text(json.dumps(dict(sorted(config.items())), indent=2) + "\n")
+    return {name: whole[name] for name in stored if name + "_scale_inv" in stored}
+
+
 def store_stacks(folder):
     """Experts as Qwen 3.5 is published: transformers writes those of a model for text one by one."""
     tensors = load_file(str(folder / "model.safetensors"))
@@ -280,6 +331,7 @@ def make_case(name, out):
     model.save_pretrained(folder, **({"max_shard_size": shard} if shard else {}))
     if name == "qwen3_5_moe":
         store_stacks(folder)
+    fp8 = round_to_fp8(folder, FP8_SCALES[name]) if name in FP8_SCALES else {}
     # Loaded again rather than widened: a cast model has lost bits of its rotary frequencies too.
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
@@ -313,6 +365,11 @@ def make_case(name, out):
             tensors["grad." + stored_name] = in_memory(stored_name, grad, config)
     if blocks:
         tensors |= {"dequantised." + key: value for key, value in store_quantised(folder, blocks).items()}
+    if fp8:
+        dequantised = store_fp8(folder, fp8)
+        tensors |= {"dequantised." + key: value for key, value in dequantised.items()}
+        tensors["e4m3"] = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+        tensors |= {"rounded." + key: value.bfloat16() for key, value in dequantised.items() if key.endswith("down_proj.weight")}
     save_file({key: value.detach().contiguous() for key, value in tensors.items()}, str(folder / "expected.safetensors"))
     (folder / "generation_config.json").unlink(missing_ok=True)
     print(f"{name}: {sum(p.numel() for p in model.parameters())} parameters, loss {loss.item():.6f}")

@@ -154,14 +154,6 @@ void read_rope(const ConfigReader& reader, const Family& family, ModelConfig& co
     fail(ErrorCode::kCorrupt, "{}: high_freq_factor must be larger than low_freq_factor", rope->subject());
 }
 
-constexpr std::string_view kQuantization = "quantization_config";
-
-/// Whether the file is quantised in the one way that its family's loader undoes.
-bool is_known_mxfp4(const ConfigReader& reader, const ModelConfig& config) {
-  const std::optional<ConfigReader> how = reader.object(kQuantization);
-  return how && how->string("quant_method", "") == "mxfp4" && find_family(config.model_type, reader.subject()).has_mxfp4;
-}
-
 void check(const ConfigReader& reader, const ModelConfig& config) {
   const auto& subject = reader.subject();
   if (config.num_heads % config.num_kv_heads != 0)
@@ -181,9 +173,6 @@ void check(const ConfigReader& reader, const ModelConfig& config) {
         fail(ErrorCode::kCorrupt, "{}: key '{}' has {} numbers, wanted one for each of the {} pairs of a head's elements that are rotated",
              subject, key, factors->size(), config.rotary_dim() / 2);
   if (config.mlp_bias) fail(ErrorCode::kNotImplemented, "{}: key 'mlp_bias' is true; this build has MLPs without biases only", subject);
-  for (const char* key : {"quantization_config", "compression_config"})
-    if (reader.has(key) && !(key == kQuantization && is_known_mxfp4(reader, config)))
-      fail(ErrorCode::kNotImplemented, "{}: key '{}': this build loads unquantised checkpoints only", subject, key);
   for (const std::int32_t id : config.eos_ids)
     if (id >= config.vocab_size)
       fail(ErrorCode::kCorrupt, "{}: eos_token_id {} is outside the vocabulary of {}", subject, id, config.vocab_size);
@@ -227,7 +216,7 @@ void take_text_config(const fs::path& path, json::value& value, ModelConfig& con
   json::object text = value.at("text_config").as_object();
   text["model_type"] = json::string((*family)->model_type);
   text["architectures"] = json::array{json::string((*family)->architecture)};
-  for (const char* key : {"tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "quantization_config"})
+  for (const char* key : {"tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", kQuantization})
     if (const json::value* found = value.get_object().if_contains(key); found != nullptr && !text.contains(key)) text[key] = *found;
   value = std::move(text);
   config.raw_json = pretty_json(value);
@@ -327,6 +316,7 @@ ModelConfig load_model_config(const fs::path& folder, const ConfigOverrides& ove
     for (const std::int32_t id : ConfigReader(generation.string(), generation_value.get_object()).ids("eos_token_id"))
       if (std::find(config.eos_ids.begin(), config.eos_ids.end(), id) == config.eos_ids.end()) config.eos_ids.push_back(id);
   }
+  read_quantization(reader, family, config);
   check(reader, config);
   return config;
 }
@@ -396,7 +386,7 @@ std::string saved_config_json(const ModelConfig& config, DType dtype) {
   json::value value = json::parse(config.raw_json);
   json::object& object = value.get_object();
   object[object.contains("dtype") ? "dtype" : "torch_dtype"] = name;
-  object.erase(kQuantization.data());  // what was read has been undone
+  object.erase(kQuantization);  // what was read has been undone
   // The tensors of these layers were not read.
   for (const char* key : {"num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules"})
     if (config.num_skipped_layers > 0 && object.contains(key)) object[key] = 0;

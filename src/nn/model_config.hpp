@@ -43,6 +43,13 @@ struct Yarn {
 /// for what chooses experts.
 enum class ExpertNames : std::uint8_t { kProjections, kNumbered, kStacked, kStackedRows, kTokenChoice };
 
+/// How files hold matrices of 8-bit numbers (E4M3, nn/fp8.hpp): each is multiplied by the scale of its block.
+struct Fp8Format {
+  std::int64_t block_rows = 0, block_cols = 0;  ///< a block's; 0: all that a matrix has
+  std::string scale_suffix = {};                ///< behind the name of a matrix: that of its scales
+  bool operator==(const Fp8Format&) const = default;
+};
+
 /// The activation of experts whose gate and up take turns (GPT-OSS): see ops::ClampedGate.
 struct ClampedSwiglu {
   double alpha = 1.702, limit = 7.0;
@@ -140,6 +147,8 @@ struct ModelConfig {
   std::int32_t bos_id = -1, pad_id = -1;
   std::vector<std::int32_t> eos_ids;
   std::string torch_dtype = "bfloat16";
+  /// Of the folder that config.json is from: matrices of its files may be FP8. What is saved has none.
+  std::optional<Fp8Format> fp8;
   std::string raw_json;  ///< config.json as read, kept so that saving changes nothing else
 
   std::int64_t num_parameters() const;
@@ -185,8 +194,8 @@ struct ConfigOverrides {
 };
 
 /// Reads <folder>/config.json. Error{kNotFound|kCorrupt|kNotImplemented} names the key and what was found: an unknown
-/// model_type, unknown types of layers, unknown rope types and quantised checkpoints are refused, never ignored.
-/// Error{kInvalidArgument} naming a key of an override that no type of rotary scaling has.
+/// model_type, unknown types of layers, unknown rope types and checkpoints quantised in other ways than read_quantization() knows are
+/// refused, never ignored. Error{kInvalidArgument} naming a key of an override that no type of rotary scaling has.
 ModelConfig load_model_config(const std::filesystem::path& folder, const ConfigOverrides& overrides = {});
 /// config.json text for a model that init-model made.
 std::string to_config_json(const ModelConfig& config);

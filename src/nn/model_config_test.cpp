@@ -266,7 +266,7 @@ TEST_F(ModelConfigTest, GptOss) {
                          "],"))
                 .window,
             0);
-  expect_error(edit(kGptOss, "\"mxfp4\"", "\"fp8\""), ErrorCode::kNotImplemented, "unquantised checkpoints only");
+  expect_error(edit(kGptOss, "\"mxfp4\"", "\"gptq\""), ErrorCode::kNotImplemented, "'compressed-tensors', and 'mxfp4'");
   expect_error(edit(kGptOss, "\"num_experts_per_tok\": 4", "\"num_experts_per_tok\": 33"), ErrorCode::kCorrupt, "num_experts_per_tok");
   expect_error(edit(kGptOss, "\"attention_dropout\": 0.0", "\"attention_dropout\": 0.1"), ErrorCode::kNotImplemented, "attention_dropout");
 }
@@ -592,8 +592,8 @@ TEST_F(ModelConfigTest, RefusesWhatItCannotCompute) {
   expect_error(edit(kSmolLM2, "\"mlp_bias\": false", "\"mlp_bias\": true"), ErrorCode::kNotImplemented, "mlp_bias");
   expect_error(edit(kQwen3, "\"max_window_layers\": 28", R"("layer_types": ["full_attention", "sliding_attention"])"), ErrorCode::kCorrupt,
                "layer_types");
-  expect_error(edit(kQwen3, "\"max_window_layers\": 28", R"("quantization_config": {"quant_method": "fp8"})"), ErrorCode::kNotImplemented,
-               "quantization_config");
+  expect_error(edit(kQwen3, "\"max_window_layers\": 28", R"("quantization_config": {"quant_method": "mxfp4"})"), ErrorCode::kNotImplemented,
+               "key 'quantization_config' has the 'quant_method' 'mxfp4'");
 }
 
 TEST_F(ModelConfigTest, NamesTheKeyThatIsWrong) {

@@ -59,8 +59,10 @@ TEST_F(ModelConfigTest, MiniMaxM2) {
   expect_error(replaced("layernorm_mlp_beta", "1.0", "3.5"), ErrorCode::kNotImplemented, "layernorm_mlp_beta");
   expect_error(replaced("router_jitter_noise", "0.0", "0.1"), ErrorCode::kNotImplemented, "router_jitter_noise");
   expect_error(replaced("num_experts_per_tok", "8", "257"), ErrorCode::kCorrupt, "num_experts_per_tok");
-  expect_error(replaced("use_cache", "true", R"(true, "quantization_config": {"quant_method": "fp8"})"), ErrorCode::kNotImplemented,
-               "quantization_config");
+  const ModelConfig published = load(replaced("use_cache", "true", R"(true, "quantization_config": {"activation_scheme": "dynamic",
+      "fmt": "float8_e4m3fn", "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"], "quant_method": "fp8",
+      "weight_block_size": [128, 128]})"));
+  EXPECT_EQ(published.fp8, (Fp8Format{.block_rows = 128, .block_cols = 128, .scale_suffix = "_scale_inv"}));
 }
 
 // The config.json of Trinity-Mini as it is published, with eight layers.

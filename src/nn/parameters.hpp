@@ -120,8 +120,9 @@ class Parameters : public Masters {
   std::vector<ElementRange> stepwise_grads_ = stepwise_ranges(*table());
 };
 
-/// Reads model.safetensors or model.safetensors.index.json + shards (F32, BF16, F16). Every parameter must be there with its
-/// shape, once; unknown tensors are an error except rotary buffers and a tied head's copy. Those of adapters are left alone.
+/// Reads model.safetensors or model.safetensors.index.json + shards (F32, BF16, F16; experts in MXFP4 and matrices in FP8 become what they
+/// stand for). Every parameter must be there with its shape, once; unknown tensors are an error except rotary buffers and a tied head's
+/// copy. Those of adapters are left alone. Of the data what is held is read and looked at, in pieces.
 /// Error{kCorrupt} names file and tensor.
 void load_parameters(Parameters& parameters, const std::filesystem::path& folder);
 /// Writes model.safetensors (or shards of at most `max_shard_bytes` with an index) in `dtype`, config.json (raw_json kept) and

@@ -84,7 +84,11 @@ void load_parameters(Parameters& parameters, const fs::path& folder) {
       if (!parameters.held().within({begin, begin + count}).empty()) pieces.push_back({i, first, count});
     }
   ThreadPool pool;
-  check_finite(all_found, DType::kF32, pool);
+  std::vector<StoredTensor> exact;
+  for (const Piece& piece : pieces)
+    if (tensors[piece.tensor].is_exact()) exact.push_back(found[piece.tensor]);
+  check_finite(exact, DType::kF32, pool);
+  std::vector<std::uint8_t> is_finite(pieces.size());  // bytes: several threads write
   pool.parallel_for(static_cast<std::int64_t>(pieces.size()), [&](std::int64_t n) {
     const Piece& piece = pieces[static_cast<std::size_t>(n)];
     const StoredTensor& stored = found[piece.tensor];
@@ -93,8 +97,12 @@ void load_parameters(Parameters& parameters, const fs::path& folder) {
       read_exact(stored, values);
     else
       stored.read_f32(piece.first, values);
+    is_finite[static_cast<std::size_t>(n)] =
+        io::find_not_finite(std::as_bytes(std::span(values)).data(), io::StoredType::kF32, piece.count, DType::kF32) < 0;
     parameters.write_held(tensors[piece.tensor].offset + piece.first, values);
   });
+  for (std::size_t n = 0; n < pieces.size(); ++n)
+    if (!is_finite[n]) check_finite(std::span(&found[pieces[n].tensor], 1), DType::kF32, pool);
 }
 
 void save_pretrained(const Parameters& parameters, const fs::path& folder, DType dtype, const Companions& companions,
@@ -154,8 +162,8 @@ void check_finite(std::span<const StoredTensor> tensors, DType compute, ThreadPo
     const StoredTensor& tensor = *parts[n].tensor;
     float value = 0;
     tensor.read_f32(found[n], std::span(&value, 1));
-    fail(ErrorCode::kCorrupt, "{}: tensor '{}' holds {} at element {}; weights must be finite numbers in {}", tensor.path().string(),
-         tensor.name(), value, found[n], to_string(compute));
+    fail(ErrorCode::kCorrupt, "{}: tensor '{}' holds {} at element {}{}; weights must be finite numbers in {}", tensor.path().string(),
+         tensor.name(), value, found[n], tensor.scale_note(), to_string(compute));
   }
 }
 
@@ -183,6 +191,11 @@ class StoredNames {
   bool drops_mtp_, has_prefix_;
 };
 
+/// The scale of a layer's inputs, which a product of 8-bit numbers would want.
+bool is_of_fp8_inputs(std::string_view name, const ModelConfig& config) {
+  return config.fp8 && (name.ends_with(".activation_scale") || name.ends_with(".input_scale"));
+}
+
 bool is_of_skipped_layer(std::string_view name, const ModelConfig& config) {
   for (std::int64_t i = 0; i < config.num_skipped_layers; ++i)
     if (name.starts_with(fmt::format("model.layers.{}.", config.num_layers + i))) return true;
@@ -197,11 +210,20 @@ struct Matcher {
 
   io::SafetensorsRef find(const std::string& name, const std::vector<std::int64_t>& wanted) const {
     const io::SafetensorsRef ref = find_shaped(name, wanted);
-    using io::StoredType;
-    if (const StoredType type = ref.entry->type; type != StoredType::kF32 && type != StoredType::kBF16 && type != StoredType::kF16)
-      fail(ErrorCode::kCorrupt, "{}: tensor '{}' is stored as {}, wanted F32, BF16 or F16", ref.file->path().string(), name,
-           io::to_string(type));
+    check_float(ref, false);
     return ref;
+  }
+  /// The same of tensors that `as` makes of the file's, which may be FP8 where config.json says how.
+  template <typename As>
+  StoredTensor find_scaled(const std::string& name, const std::vector<std::int64_t>& wanted, const As& as) const {
+    const io::SafetensorsRef ref = find_shaped(name, wanted);
+    if (config.fp8 && ref.entry->type == io::StoredType::kF8E4M3) {
+      const Fp8Scales scales = find_scales(files, ref, *config.fp8);
+      known.insert(scales.ref.entry->name);
+      return as(ref).scaled(scales);
+    }
+    check_float(ref, config.fp8.has_value());
+    return as(ref);
   }
   io::SafetensorsRef find_bytes(const std::string& name, const std::vector<std::int64_t>& wanted) const {
     const io::SafetensorsRef ref = find_shaped(name, wanted);
@@ -226,11 +248,21 @@ struct Matcher {
   StoredTensor rows_of_expert(const TensorSpec& spec, const std::string& stack) const {
     const std::int64_t matrices = spec.slot == Slot::kExpertDown ? 1 : 2, which = spec.slot == Slot::kExpertUp ? 1 : 0;
     const std::int64_t rows = spec.shape[0], cols = spec.shape[1];
-    return StoredTensor::part(find(stack, {config.num_experts, matrices * rows, cols}), (spec.expert * matrices + which) * rows * cols,
-                              rows * cols);
+    return find_scaled(stack, {config.num_experts, matrices * rows, cols}, [&](const io::SafetensorsRef& ref) {
+      return StoredTensor::part(ref, (spec.expert * matrices + which) * rows * cols, rows * cols);
+    });
   }
 
  private:
+  void check_float(const io::SafetensorsRef& ref, bool takes_fp8) const {
+    using io::StoredType;
+    const StoredType type = ref.entry->type;
+    if (type == StoredType::kF32 || type == StoredType::kBF16 || type == StoredType::kF16) return;
+    const bool is_unannounced = type == StoredType::kF8E4M3 && !config.fp8;
+    fail(ErrorCode::kCorrupt, "{}: tensor '{}' is stored as {}, wanted {}F32, BF16 or F16{}", ref.file->path().string(), ref.entry->name,
+         io::to_string(type), takes_fp8 ? "F8_E4M3, " : "",
+         is_unannounced ? ": the model's config.json has no 'quantization_config' that says how it is scaled" : "");
+  }
   io::SafetensorsRef find_shaped(const std::string& name, const std::vector<std::int64_t>& wanted) const {
     known.insert(name);
     const io::SafetensorsRef ref = files.find(name);
@@ -264,9 +296,12 @@ std::vector<StoredTensor> match_stored_weights(const io::SafetensorsFolder& file
     const Shape wanted = weight.stored_shape();
     std::vector<std::int64_t> shape;
     for (int d = 0; d < wanted.num_dims(); ++d) shape.push_back(wanted[d]);
-    const io::SafetensorsRef ref = matcher.find(names.of(weight.name), shape);
-    const std::vector<RowRun> runs = stored_rows(config, weight.slot);
-    found.push_back(runs.empty() ? StoredTensor(ref) : StoredTensor::reordered(ref, runs, shape.back()));
+    const auto as_in_memory = [&](const io::SafetensorsRef& ref) {
+      const std::vector<RowRun> runs = stored_rows(config, weight.slot);
+      return runs.empty() ? StoredTensor(ref) : StoredTensor::reordered(ref, runs, shape.back());
+    };
+    const std::string name = names.of(weight.name);
+    found.push_back(shape.size() == 2 ? matcher.find_scaled(name, shape, as_in_memory) : as_in_memory(matcher.find(name, shape)));
   }
   if (config.tie_word_embeddings) check_tied_head(files, names.of(checkpoint_name(Slot::kEmbedding)));
   const std::string head = checkpoint_name(Slot::kLmHead);
@@ -280,7 +315,9 @@ std::vector<StoredTensor> match_stored_weights(const io::SafetensorsFolder& file
       ++num_of_others;
       continue;
     }
-    if (known.count(name) > 0 || name.ends_with("rotary_emb.inv_freq") || (config.tie_word_embeddings && name == head)) continue;
+    if (known.count(name) > 0 || name.ends_with("rotary_emb.inv_freq") || is_of_fp8_inputs(name, config) ||
+        (config.tie_word_embeddings && name == head))
+      continue;
     fail(ErrorCode::kCorrupt, "{}: tensor '{}' is no part of a {} model with this config.json", ref.file->path().string(), name,
          config.model_type);
   }

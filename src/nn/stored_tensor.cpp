@@ -1,5 +1,7 @@
 #include "nn/stored_tensor.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -60,11 +62,22 @@ StoredTensor StoredTensor::mxfp4(io::SafetensorsRef blocks, io::SafetensorsRef s
   return out;
 }
 
+StoredTensor StoredTensor::scaled(const Fp8Scales& scales) const {
+  StoredTensor out = *this;
+  out.fp8_ = scales;
+  return out;
+}
+
+void StoredTensor::read_file(std::int64_t first, std::span<float> out) const {
+  if (fp8_) return read_fp8(ref_, *fp8_, first, out);
+  ref_.file->read_f32(*ref_.entry, first, out);
+}
+
 void StoredTensor::read_f32(std::int64_t first, std::span<float> out) const {
   if (layout_ == Layout::kTransposed) return read_transposed(first, out);
   if (layout_ == Layout::kMxfp4) return read_mxfp4(first, out);
   if (layout_ == Layout::kReordered) return read_reordered(first, out);
-  ref_.file->read_f32(*ref_.entry, begin_ + first, out);
+  read_file(begin_ + first, out);
 }
 
 void StoredTensor::read_reordered(std::int64_t first, std::span<float> out) const {
@@ -73,7 +86,7 @@ void StoredTensor::read_reordered(std::int64_t first, std::span<float> out) cons
   for (; !out.empty(); ++run) {
     const std::int64_t within = first - run->first * cols_;
     const auto count = std::min(out.size(), static_cast<std::size_t>(run->count * cols_ - within));
-    ref_.file->read_f32(*ref_.entry, run->in_file * cols_ + within, out.first(count));
+    read_file(run->in_file * cols_ + within, out.first(count));
     first += static_cast<std::int64_t>(count);
     out = out.subspan(count);
   }
@@ -86,7 +99,7 @@ void StoredTensor::read_transposed(std::int64_t first, std::span<float> out) con
   // Along the file's rows, so that it is read in long runs.
   std::vector<float> run(static_cast<std::size_t>(row_end - row_begin));
   for (std::int64_t col = 0; col < cols_; ++col) {
-    ref_.file->read_f32(*ref_.entry, (expert_ * cols_ + col) * rows_ + row_begin, run);
+    read_file((expert_ * cols_ + col) * rows_ + row_begin, run);
     for (std::int64_t row = row_begin; row < row_end; ++row)
       if (const std::int64_t at = row * cols_ + col; at >= first && at < end)
         out[static_cast<std::size_t>(at - first)] = run[static_cast<std::size_t>(row - row_begin)];
@@ -123,6 +136,11 @@ std::int64_t StoredTensor::find_not_finite(std::int64_t first, std::int64_t coun
 void StoredTensor::check_whole() const {
   ref_.file->check_whole();
   if (scales_.file != nullptr) scales_.file->check_whole();
+  if (fp8_) fp8_->ref.file->check_whole();
+}
+
+std::string StoredTensor::scale_note() const {
+  return fp8_ ? fmt::format(", {} times a scale of '{}'", io::to_string(type()), fp8_->ref.entry->name) : std::string();
 }
 
 }  // namespace prl::nn

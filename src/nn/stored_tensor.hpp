@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "io/safetensors.hpp"
+#include "nn/fp8.hpp"
 #include "tensor/dtype.hpp"
 
 namespace prl::nn {
@@ -19,8 +20,8 @@ struct RowRun;
 /// half first, times a power of two that all have in common.
 inline constexpr std::int64_t kMxfp4Block = 32;
 
-/// A tensor of a model where a folder holds it: as it is, with rows in another order, or as one expert's part of a tensor of all. Borrows
-/// the folder's files.
+/// A tensor of a model where a folder holds it: as it is, with rows in another order, or as one expert's part of a tensor of all; each of
+/// these in FP8, too. Borrows the folder's files.
 class StoredTensor {
  public:
   StoredTensor() = default;
@@ -35,10 +36,14 @@ class StoredTensor {
   /// The matrix [rows, cols] of an expert in MXFP4: blocks [E, rows, cols / 32, 16] and their exponents plus 127 [E, rows, cols / 32].
   static StoredTensor mxfp4(io::SafetensorsRef blocks, io::SafetensorsRef scales, std::int64_t expert, std::int64_t rows,
                             std::int64_t cols);
+  /// The same of a file's tensor that is FP8.
+  StoredTensor scaled(const Fp8Scales& scales) const;
 
   bool is_there() const noexcept { return ref_.entry != nullptr; }
   /// Whether the bytes of the file are the tensor's.
-  bool is_plain() const noexcept { return layout_ == Layout::kPlain; }
+  bool is_plain() const noexcept { return layout_ == Layout::kPlain && !fp8_; }
+  /// Whether it is read in long runs only if many of its rows are read at a time.
+  bool is_transposed() const noexcept { return layout_ == Layout::kTransposed; }
   io::StoredType type() const noexcept { return ref_.entry->type; }
   /// Of the file's tensor.
   const std::string& name() const noexcept { return ref_.entry->name; }
@@ -55,6 +60,8 @@ class StoredTensor {
   /// See io::find_not_finite().
   std::int64_t find_not_finite(std::int64_t first, std::int64_t count, DType as) const;
   void check_whole() const;
+  /// Behind the name of a tensor whose numbers are products: of what. Empty for others.
+  std::string scale_note() const;
 
  private:
   enum class Layout : std::uint8_t { kPlain, kReordered, kTransposed, kMxfp4 };
@@ -62,6 +69,8 @@ class StoredTensor {
   struct Run {
     std::int64_t first = 0, count = 0, in_file = 0;
   };
+  /// Elements of the file's tensor.
+  void read_file(std::int64_t first, std::span<float> out) const;
   void read_reordered(std::int64_t first, std::span<float> out) const;
   void read_transposed(std::int64_t first, std::span<float> out) const;
   void read_mxfp4(std::int64_t first, std::span<float> out) const;
@@ -71,6 +80,7 @@ class StoredTensor {
   std::int64_t begin_ = 0, count_ = 0;  ///< begin_: of a plain one, in the file's tensor
   std::int64_t expert_ = 0, rows_ = 0, cols_ = 0;
   std::shared_ptr<const std::vector<Run>> runs_;  ///< by `first`
+  std::optional<Fp8Scales> fp8_;
 };
 
 }  // namespace prl::nn

@@ -13,8 +13,9 @@
 namespace prl::nn {
 
 /// The stored tensors in the order of the table. Error{kCorrupt} names file and tensor if one is missing, has another shape or
-/// no float type, or if the folder holds a tensor the model has no place for (rotary buffers and a tied head's copy,
-/// bit for bit, excepted, and layers that config.num_skipped_layers says, of which a log line tells).
+/// no float type (or, as `config` says, MXFP4 or FP8 with its scales), or if the folder holds a tensor the model has no place for (rotary
+/// buffers, scales of activations and a tied head's copy, bit for bit, excepted, and layers that config.num_skipped_layers says, of which a
+/// log line tells).
 std::vector<StoredTensor> match_stored_weights(const io::SafetensorsFolder& files, const ModelConfig& config, const TensorTable& table);
 
 /// The parts of a tensor that TensorSpec::num_parts says is exact.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstring>
 #include <future>
 
@@ -260,6 +261,16 @@ WeightsPtr load_flat_weights(ops::OpContext& ctx, const ModelConfig& config, con
 
 namespace {
 
+/// to_bf16() of each; finite numbers alone, and optimized whatever the module is.
+[[gnu::optimize("O3")]] void round_finite(std::span<const float> values, BFloat16* out) {
+  const float* const from = values.data();
+  const std::size_t count = values.size();
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto bits = std::bit_cast<std::uint32_t>(from[i]);
+    out[i].bits = static_cast<std::uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16);
+  }
+}
+
 /// Makes blocks from the tensors of a folder.
 class StoredReader {
  public:
@@ -269,79 +280,86 @@ class StoredReader {
 
   Tensor vector(const BlockSpec& block) const {
     const Tensor raw = Tensor::empty(ctx_.runtime, block.shape, DType::kF32);
-    fill(raw, block, false);
+    fill(raw, block);
     return rounded(ctx_, raw, compute_);
   }
   /// All blocks in the array of `flat`.
   void fill_all(const Tensor& flat, const TensorTable& table) const {
     for (const BlockSpec& block : table.blocks()) {
       const Tensor to = flat.slice(block.offset, block.shape.num_elements());
-      if (is_read_as_stored(block)) {
-        fill(to, block, true);
+      if (block.kind != Block::kRouterBias) {
+        fill(to, block);
         continue;
       }
       const Tensor read = Tensor::empty(ctx_.runtime, to.shape(), DType::kF32);
-      fill(read, block, false);
+      fill(read, block);
       ops::cast(ctx_, to, read);
     }
   }
   Tensor table(const BlockSpec& block) const {
-    const Tensor read = plain(block);
-    if (read.dtype() == compute_) return read;
     const Tensor out = Tensor::empty(ctx_.runtime, block.shape, compute_);
-    ops::cast(ctx_, out, read);
+    fill(out, block);
     return out;
   }
   ops::LinearWeightPtr matrix(const BlockSpec& block, ConstTensorView bias) const {
-    const Tensor read = plain(block);
-    return read.dtype() == compute_ ? ops::share_linear(ctx_, read, bias, with_backward_)
-                                    : ops::pack_linear(ctx_, read, bias, compute_, with_backward_);
+    return ops::share_linear(ctx_, table(block), bias, with_backward_);
   }
 
  private:
   std::span<const StoredTensor> refs_of(const BlockSpec& block) const { return stored_.subspan(block.first_tensor, block.num_tensors); }
-  bool is_read_as_stored(const BlockSpec& block) const {
-    return block.kind != Block::kRouterBias && compute_ == DType::kBF16 &&
-           std::ranges::all_of(refs_of(block),
-                               [](const StoredTensor& stored) { return stored.is_plain() && stored.type() == io::StoredType::kBF16; });
-  }
-  /// As stored if all of its tensors are in the compute dtype, else widened to fp32.
-  Tensor plain(const BlockSpec& block) const {
-    const bool as_stored = is_read_as_stored(block);
-    const Tensor out = Tensor::empty(ctx_.runtime, block.shape, as_stored ? DType::kBF16 : DType::kF32);
-    fill(out, block, as_stored);
-    return out;
-  }
+  /// In the type of `out`, fp32 or compute_: the bytes of the file where those are the values, else read as fp32 and rounded once.
   /// Error{kCorrupt} naming a tensor that holds anything but finite numbers.
-  void fill(const Tensor& out, const BlockSpec& block, bool as_stored) const {
+  void fill(const Tensor& out, const BlockSpec& block) const {
     if (block.kind == Block::kRouterBias) return fill_exact(out, refs_of(block).front());
     constexpr std::int64_t kLoadPiece = 1 << 18;  // elements; looked at while they are in the cache
     const bool is_on_host = ctx_.runtime->device().kind == DeviceKind::kCpu;
+    const std::size_t size = size_of(out.dtype());
     auto* to = out.as<std::byte>();
     for (std::size_t i = block.first_tensor; i < block.first_tensor + block.num_tensors; ++i) {
       const StoredTensor& stored = stored_[i];
       const std::int64_t count = tensors_[i].num_elements(), begin = tensors_[i].first_stored_element();
-      const std::size_t item = size_of(stored.type());
+      const bool as_stored = stored.is_plain() && stored.type() == io::StoredType::kBF16 && out.dtype() == DType::kBF16;
       std::span<const std::byte> bytes;
-      if (as_stored) bytes = stored.bytes().subspan(static_cast<std::size_t>(begin) * item, static_cast<std::size_t>(count) * item);
+      if (as_stored) bytes = stored.bytes().subspan(static_cast<std::size_t>(begin) * size, static_cast<std::size_t>(count) * size);
       std::atomic<bool> is_finite{true};
       ctx_.pool->parallel_for((count + kLoadPiece - 1) / kLoadPiece, [&](std::int64_t n) {
         const std::int64_t first = n * kLoadPiece, num = std::min(kLoadPiece, count - first);
+        std::byte* const piece = to + static_cast<std::size_t>(first) * size;
         if (!as_stored) {
-          std::vector<float> values(static_cast<std::size_t>(num));
-          stored.read_f32(begin + first, values);
-          ctx_.runtime->copy_from_host(to + first * 4, values.data(), values.size() * sizeof(float));
-        } else if (is_on_host) {
-          const std::size_t at = static_cast<std::size_t>(first) * item;
-          ctx_.runtime->copy_from_host(to + at, bytes.data() + at, static_cast<std::size_t>(num) * item);
+          if (!fill_piece(stored, begin + first, num, out.dtype(), piece)) is_finite = false;
+          return;
         }
-        if (stored.find_not_finite(begin + first, num, compute_) >= 0) is_finite.store(false, std::memory_order_relaxed);
+        if (is_on_host) ctx_.runtime->copy_from_host(piece, bytes.data() + (piece - to), static_cast<std::size_t>(num) * size);
+        if (stored.find_not_finite(begin + first, num, compute_) >= 0) is_finite = false;
       });
       if (!is_finite) check_finite(std::span(&stored, 1), compute_, *ctx_.pool);
       if (as_stored && !is_on_host) ctx_.runtime->copy_from_host(to, bytes.data(), bytes.size());  // overlaps its own pieces
       stored.check_whole();
-      to += as_stored ? bytes.size() : static_cast<std::size_t>(count) * sizeof(float);
+      to += static_cast<std::size_t>(count) * size;
     }
+  }
+  /// Elements [first, first + num) in `dtype`; whether all are finite in compute_.
+  bool fill_piece(const StoredTensor& stored, std::int64_t first, std::int64_t num, DType dtype, std::byte* to) const {
+    constexpr std::int64_t kChunk = 1 << 13;  // is read, looked at and rounded in the first cache
+    const std::int64_t chunk = stored.is_transposed() ? num : std::min(kChunk, num);
+    const bool is_on_host = ctx_.runtime->device().kind == DeviceKind::kCpu;
+    const std::size_t size = size_of(dtype);
+    std::vector<std::byte> for_device(is_on_host ? 0 : static_cast<std::size_t>(num) * size);
+    std::vector<float> values(static_cast<std::size_t>(chunk));
+    std::byte* out = is_on_host ? to : for_device.data();
+    for (std::int64_t done = 0; done < num; done += chunk) {
+      const std::span<float> part = std::span(values).first(static_cast<std::size_t>(std::min(chunk, num - done)));
+      stored.read_f32(first + done, part);
+      const auto bytes = std::as_bytes(part);
+      if (io::find_not_finite(bytes.data(), io::StoredType::kF32, static_cast<std::int64_t>(part.size()), compute_) >= 0) return false;
+      if (dtype == DType::kF32)
+        std::memcpy(out, bytes.data(), bytes.size());
+      else
+        round_finite(part, reinterpret_cast<BFloat16*>(out));
+      out += part.size() * size;
+    }
+    if (!is_on_host) ctx_.runtime->copy_from_host(to, for_device.data(), for_device.size());
+    return true;
   }
   void fill_exact(const Tensor& out, const StoredTensor& stored) const {
     check_finite(std::span(&stored, 1), DType::kF32, *ctx_.pool);

@@ -104,6 +104,11 @@ void describe_window(const ModelConfig& config, const WindowKeys& keys, boost::j
 /// Those of read_common_window() without a switch.
 inline const WindowKeys kOneWindow{.is_switched = false, .are_layers_named = false};
 
+inline constexpr const char* kQuantization = "quantization_config";
+/// Sets `fp8` where the key says how files are quantised: "fp8" and, as "float-quantized", "compressed-tensors" of every family, "mxfp4" of
+/// those that have it. Error{kCorrupt|kNotImplemented} names the key of what is not read.
+void read_quantization(const ConfigReader& reader, const Family& family, ModelConfig& config);
+
 /// Refuses dropout, and other noise of training, that one of the keys asks for.
 void refuse_dropout(const ConfigReader& reader, std::initializer_list<const char*> keys);
 
