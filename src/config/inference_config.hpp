@@ -79,7 +79,8 @@ struct InferenceModelConfig {
     v.field("enforce_eager", enforce_eager, "Do not record CUDA graphs");
     v.field("chat_template", chat_template, "Jinja text, or the path of a file that holds it");
     v.field("enable_auto_tool_choice", enable_auto_tool_choice, "Let the model decide to call tools");
-    v.field("tool_call_parser", tool_call_parser, "How tool calls are read: auto, hermes, llama3_json, ...; None for not at all");
+    v.field("tool_call_parser", tool_call_parser,
+            "How tool calls are read: auto, hermes, qwen3_coder, glm45, minimax_m2, deepseek_v3, kimi_k2, ...; None for not at all");
     v.field("reasoning_parser", reasoning_parser, "How reasoning is split off: auto, qwen3, deepseek_r1, think, ...; None for not at all");
     v.field("generation_config", generation_config,
             "Sampling defaults of chat and completions: auto (the model's generation_config.json), vllm (none), "

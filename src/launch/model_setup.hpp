@@ -50,7 +50,7 @@ struct TextSetup {
 struct TextOptions {
   std::string renderer = "auto";                       ///< of a RendererConfig
   std::optional<std::string> thinking_retention = {};  ///< of a RendererConfig
-  std::string tool_parser;                             ///< "" for none; "auto": what the chat template writes
+  std::string tool_parser;                             ///< "" for none; "auto": by the markers that the chat template writes
   std::string reasoning_parser;              ///< "" for none; "auto": if the chat template knows reasoning; any other name: <think> marks
   std::optional<std::string> chat_template;  ///< Jinja text or a file that holds it; the folder's own if not set
 };

@@ -137,6 +137,22 @@ INSTANTIATE_TEST_SUITE_P(Families, FamilyRenderers, ::testing::ValuesIn(kToldFam
   return name + (std::string_view(family.param.kwargs) == "{}" ? "" : "_no_thinking");
 });
 
+TEST(MiniMax, ThousandsOfCallsInOneBlockTakeMemoryOnce) {
+  const auto tokenizer = std::make_shared<const Tokenizer>(test::fixture_tokenizer("minimax"));
+  RendererOptions options;
+  options.name = "minimax-m2";
+  const auto renderer = make_renderer(options, tokenizer, nullptr);
+  std::string reply = "<minimax:tool_call>";
+  constexpr std::size_t kNumCalls = 2000;
+  for (std::size_t i = 0; i < kNumCalls; ++i) reply += "<invoke name=\"f\"><parameter name=\"a\">1</parameter></invoke>";
+  const ParsedResponse out = renderer->parse_response(tokenizer->encode(reply + "</minimax:tool_call>"));
+  ASSERT_EQ(out.tool_calls.size(), kNumCalls);
+  std::size_t num_raw_bytes = 0;
+  for (const ParsedToolCall& call : out.tool_calls) num_raw_bytes += call.raw.size();
+  EXPECT_LT(num_raw_bytes, 2 * reply.size());
+  EXPECT_EQ(out.tool_calls.back().arguments_text, R"({"a": 1})");
+}
+
 TEST(ModelTable, NamesTheRendererOfEachModel) {
   const auto made = [](const char* model, const char* tokenizer) {
     RendererOptions options;

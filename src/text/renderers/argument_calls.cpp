@@ -167,12 +167,15 @@ ParsedToolCall read_glm_call(const TokenText& text, std::size_t begin, std::size
 }
 
 std::vector<ParsedToolCall> read_minimax_calls(const TokenText& text, std::size_t begin, std::size_t end, const json::array& tools) {
+  // Every call of a block has all of it as its raw text, but in large blocks those behind the first have their own part only: a model
+  // that repeats itself may make thousands of calls.
+  constexpr std::size_t kMaxSharedRaw = 4096;
   const std::string block = text.text(begin, end);
   std::vector<ParsedToolCall> calls;
   std::size_t at = 0;
   while (const auto invoke = next_element(block, at, "<invoke name=\"", "</invoke>")) {
     ParsedToolCall call;
-    call.raw = block;
+    call.raw = calls.empty() || block.size() <= kMaxSharedRaw ? block : std::string(invoke->body);
     call.name = std::string(invoke->name);
     Arguments arguments(tools, call.name);
     std::size_t place = 0;
