@@ -321,6 +321,8 @@ std::vector<StoredTensor> match_stored_weights(const io::SafetensorsFolder& file
     fail(ErrorCode::kCorrupt, "{}: tensor '{}' is no part of a {} model with this config.json", ref.file->path().string(), name,
          config.model_type);
   }
+  if (const auto num_fp8 = std::ranges::count_if(found, &StoredTensor::is_fp8); num_fp8 > 0)
+    log::info("{}: {} matrices of FP8 are read as the numbers that they and their scales stand for", files.path().string(), num_fp8);
   if (num_skipped > 0)
     log::info("{}: {} tensors of layers for multi-token prediction (keys 'num_nextn_predict_layers', 'num_mtp_modules') are left out",
               files.path().string(), num_skipped);

@@ -42,6 +42,7 @@ class StoredTensor {
   bool is_there() const noexcept { return ref_.entry != nullptr; }
   /// Whether the bytes of the file are the tensor's.
   bool is_plain() const noexcept { return layout_ == Layout::kPlain && !fp8_; }
+  bool is_fp8() const noexcept { return fp8_.has_value(); }
   /// Whether it is read in long runs only if many of its rows are read at a time.
   bool is_transposed() const noexcept { return layout_ == Layout::kTransposed; }
   io::StoredType type() const noexcept { return ref_.entry->type; }

@@ -9,6 +9,8 @@
 #include "base/error.hpp"
 #include "base/files.hpp"
 #include "base/log.hpp"
+#include "base/thread_pool.hpp"
+#include "io/finite.hpp"
 #include "io/gguf.hpp"
 #include "io/safetensors.hpp"
 #include "nn/gguf_model.hpp"
@@ -145,6 +147,15 @@ nn::StoredAdapterPtr read_adapter(const ConvertOptions& options, const nn::Model
   return adapter;
 }
 
+/// Error{kCorrupt} naming tensor and element of what is no finite number.
+void read_finite(const nn::StoredTensor& stored, std::int64_t first, std::span<float> out) {
+  stored.read_f32(first, out);
+  const auto count = static_cast<std::int64_t>(out.size());
+  if (io::find_not_finite(std::as_bytes(out).data(), io::StoredType::kF32, count, DType::kF32) < 0) return;
+  ThreadPool pool;
+  nn::check_finite(std::span(&stored, 1), DType::kF32, pool);
+}
+
 void convert_folder(const ConvertOptions& options, const fs::path& temporary, ConvertResult& result) {
   if (options.pre_tokenizer)
     fail(ErrorCode::kInvalidArgument, "--pre-tokenizer is for GGUF files; {} is a folder with a tokenizer of its own",
@@ -158,7 +169,7 @@ void convert_folder(const ConvertOptions& options, const fs::path& temporary, Co
   for (std::size_t i = 0; i < found.size(); ++i)
     sources.push_back({.name = table->tensors()[i].name,
                        .shape = table->tensors()[i].stored_shape(),
-                       .read = [files, stored = found[i]](std::int64_t first, std::span<float> out) { stored.read_f32(first, out); },
+                       .read = [files, stored = found[i]](std::int64_t first, std::span<float> out) { read_finite(stored, first, out); },
                        .is_exact = table->tensors()[i].is_exact()});
   if (options.adapter) {
     const nn::StoredAdapterPtr adapter = read_adapter(options, result.config, sources);

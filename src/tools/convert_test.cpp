@@ -100,6 +100,32 @@ TEST_F(Convert, GgufBecomesACompleteFolderAndFoldersConvertOn) {
   EXPECT_EQ(nn::load_model_config(folder_ / "f32").torch_dtype, "float16");
 }
 
+/// What transformers makes of matrices in FP8, rounded once; the folder is an ordinary one.
+TEST_F(Convert, MatricesInFp8BecomeBfloat16) {
+  const fs::path source = test_source_dir() / "tests/golden/models/qwen3_fp8";
+  ConvertOptions options;
+  options.input = source;
+  options.output_dir = folder_ / "out";
+  EXPECT_EQ(convert_model(options).dtype, DType::kBF16);
+  const auto expected = io::SafetensorsFile::open(source / "expected.safetensors"),
+             found = io::SafetensorsFile::open(folder_ / "out" / "model.safetensors");
+  const std::string name = "model.layers.0.mlp.down_proj.weight";
+  EXPECT_TRUE(std::ranges::equal(found.bytes(found.at(name)), expected.bytes(expected.at("rounded." + name))));
+  for (const io::SafetensorsEntry& entry : found.entries()) EXPECT_EQ(entry.type, io::StoredType::kBF16) << entry.name;
+  EXPECT_THAT(read_file(folder_ / "out" / "config.json"), ::testing::Not(HasSubstr("quantization_config")));
+  // A code that is no number.
+  fs::create_directories(folder_ / "spoilt");
+  fs::copy_file(source / "config.json", folder_ / "spoilt" / "config.json");
+  std::string bytes = read_file(source / "model.safetensors");
+  const auto file = io::SafetensorsFile::open(source / "model.safetensors");
+  const auto at = file.bytes(file.at(name)).data() - file.bytes(file.entries().front()).data();
+  bytes[bytes.size() - file.entries().back().end + static_cast<std::size_t>(at)] = '\x7f';
+  std::ofstream(folder_ / "spoilt" / "model.safetensors", std::ios::binary) << bytes;
+  options.input = folder_ / "spoilt";
+  options.output_dir = folder_ / "bad";
+  expect_error(options, ErrorCode::kCorrupt, "'" + name + "' holds nan at element 0, F8_E4M3 times a scale of '" + name + "_scale_inv'");
+}
+
 TEST_F(Convert, NamesWhatIsWrongAndLeavesNothingBehind) {
   ConvertOptions options;
   options.output_dir = folder_ / "bad";
