@@ -49,6 +49,7 @@ CASES = {
     "llama_tied": ("LlamaConfig", dict(tie_word_embeddings=True), torch.bfloat16, None),
     "llama_rope3_sharded": ("LlamaConfig", dict(tie_word_embeddings=False, rope_parameters=LLAMA3_ROPE, eos_token_id=[2, 3]),
                             torch.float32, "60KB"),
+    "llama_linear": ("LlamaConfig", dict(tie_word_embeddings=True, rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=4.0)), torch.float32, None),
     "llama_bias": ("LlamaConfig", dict(tie_word_embeddings=False, attention_bias=True, head_dim=32), torch.float16, None),
     "qwen2_tied": ("Qwen2Config", dict(tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e6)),
                    torch.bfloat16, None),
@@ -134,6 +135,14 @@ CASES = {
                                                 qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=32, n_routed_experts=6, num_experts_per_tok=2,
                                                 moe_intermediate_size=24, n_shared_experts=1, mlp_layer_types=["dense", "sparse"],
                                                 routed_scaling_factor=1.8), torch.bfloat16, None),
+    # Windows by one base, and between them all keys by another, whose positions are stretched.
+    "gemma3": ("Gemma3TextConfig", dict(tie_word_embeddings=True, pad_token_id=None, num_hidden_layers=3, head_dim=64, num_attention_heads=2, sliding_window=20,
+                                        query_pre_attn_scalar=168, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+                                        rope_parameters=dict(full_attention=dict(rope_type="linear", rope_theta=1e6, factor=8.0),
+                                                             sliding_attention=dict(rope_type="default", rope_theta=1e4))), torch.bfloat16, None),
+    "gemma3_untied": ("Gemma3TextConfig", dict(tie_word_embeddings=False, pad_token_id=None, head_dim=32, num_attention_heads=4, num_key_value_heads=2,
+                                               attention_bias=True, sliding_window=256, query_pre_attn_scalar=32, sliding_window_pattern=2),
+                      torch.float32, None),
     # A low limit, so that gates and ups pass it.
     "gpt_oss": ("GptOssConfig", GPT_OSS | dict(num_local_experts=6), torch.bfloat16, None),
     # Experts in MXFP4, as they are published.
@@ -164,7 +173,7 @@ def correction_biases(model):
 
 def adds_one(model, name):
     """Whether a norm multiplies by 1 + weight."""
-    return model.config.model_type in ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next") and "linear_attn" not in name
+    return model.config.model_type in ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "gemma3_text") and "linear_attn" not in name
 
 
 def fill(model, generator):

@@ -277,18 +277,26 @@ Var add(Frame& frame, const Var& a, const Var& b, TensorView out, bool is_block_
   return y;
 }
 
-Var swiglu(Frame& frame, const Var& gate_up_T2F) {
+namespace {
+
+/// One of the gates of [T, 2F].
+Var gate(Frame& frame, const Var& gate_up_T2F, decltype(ops::swiglu)* forward, decltype(ops::swiglu_backward)* backward) {
   const Shape& shape = gate_up_T2F.value.shape;
   const Var y = frame.variable(frame.take({shape.num_rows(), shape.num_cols() / 2}, gate_up_T2F.value.dtype));
-  frame.run([ctx = &frame.ctx, y = y.value, x = gate_up_T2F.value] { ops::swiglu(*ctx, y, x); });
+  frame.run([ctx = &frame.ctx, y = y.value, x = gate_up_T2F.value, forward] { forward(*ctx, y, x); });
   if (frame.tape != nullptr) {
-    frame.tape->record([tape = frame.tape, ctx = &frame.ctx, gate_up_T2F, y] {
+    frame.tape->record([tape = frame.tape, ctx = &frame.ctx, gate_up_T2F, y, backward] {
       const TensorView dy = tape->grad(y);
       if (dy.data == nullptr || gate_up_T2F.id < 0) return;
-      write_grad(*ctx, *tape, gate_up_T2F, [&](TensorView dx) { ops::swiglu_backward(*ctx, dx, dy, gate_up_T2F.value); });
+      write_grad(*ctx, *tape, gate_up_T2F, [&](TensorView dx) { backward(*ctx, dx, dy, gate_up_T2F.value); });
     });
   }
   return y;
 }
+
+}  // namespace
+
+Var swiglu(Frame& frame, const Var& gate_up_T2F) { return gate(frame, gate_up_T2F, ops::swiglu, ops::swiglu_backward); }
+Var geglu(Frame& frame, const Var& gate_up_T2F) { return gate(frame, gate_up_T2F, ops::geglu, ops::geglu_backward); }
 
 }  // namespace prl::autograd

@@ -74,5 +74,7 @@ Var add(Frame& frame, const Var& a, const Var& b, TensorView out = {}, bool is_b
 
 /// silu(gate) * up of [T, 2F].
 Var swiglu(Frame& frame, const Var& gate_up_T2F);
+/// gelu(gate) * up of [T, 2F]: ops::geglu.
+Var geglu(Frame& frame, const Var& gate_up_T2F);
 
 }  // namespace prl::autograd

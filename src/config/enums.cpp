@@ -80,7 +80,8 @@ constexpr EnumEntry kFamilies[] = {entry(ModelFamily::kQwen3, "qwen3"),
                                    entry(ModelFamily::kMiniMaxM2, "minimax_m2"),
                                    entry(ModelFamily::kAfmoe, "afmoe"),
                                    entry(ModelFamily::kDeepseekV3, "deepseek_v3"),
-                                   entry(ModelFamily::kGlm4MoeLite, "glm4_moe_lite")};
+                                   entry(ModelFamily::kGlm4MoeLite, "glm4_moe_lite"),
+                                   entry(ModelFamily::kGemma3, "gemma3")};
 constexpr EnumEntry kPlanWorks[] = {entry(PlanWork::kSft, "sft"), entry(PlanWork::kRl, "rl")};
 constexpr EnumEntry kEnvActions[] = {entry(EnvAction::kInstall, "install"), entry(EnvAction::kUpdate, "update"),
                                      entry(EnvAction::kList, "list"),       entry(EnvAction::kShow, "show"),

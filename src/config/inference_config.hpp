@@ -86,7 +86,8 @@ struct InferenceModelConfig {
             "Sampling defaults of chat and completions: auto (the model's generation_config.json), vllm (none), "
             "or a folder that holds the file");
     v.field("rope_scaling", rope_scaling,
-            "Table in place of rope_scaling in config.json, for longer texts: rope_type (yarn, llama3, longrope, default) and its keys");
+            "Table in place of rope_scaling in config.json, for longer texts: rope_type (yarn, linear, llama3, longrope, default) and its "
+            "keys");
     v.field("quantization", quantization, "Quantise weights when they are loaded", {.status = not_built("quantised weights")});
   }
 };

@@ -37,7 +37,8 @@ enum class ModelFamily {
   kMiniMaxM2,
   kAfmoe,
   kDeepseekV3,
-  kGlm4MoeLite
+  kGlm4MoeLite,
+  kGemma3
 };
 std::span<const EnumEntry> enum_entries(ModelFamily);
 enum class BenchSuite { kAll, kDecode, kPrefill, kTrain, kSync, kRl, kStart, kKernels, kEnv, kLora, kDashboard };

@@ -351,9 +351,10 @@ INSTANTIATE_TEST_SUITE_P(Models, Exactness,
                                            Kind{"qwen3_next", DType::kF32}, Kind{"qwen3_next", DType::kBF16},
                                            Kind{"minimax_m2", DType::kF32}, Kind{"minimax_m2", DType::kBF16},
                                            Kind{"deepseek_v3", DType::kF32}, Kind{"deepseek_v3", DType::kBF16},
-                                           Kind{"afmoe", DType::kF32, 10}, Kind{"afmoe", DType::kBF16, 10}, Kind{"afmoe", DType::kBF16},
-                                           Kind{"gpt_oss", DType::kF32, 10}, Kind{"gpt_oss", DType::kBF16, 10},
-                                           Kind{"gpt_oss", DType::kBF16}),
+                                           Kind{"gemma3_text", DType::kBF16}, Kind{"gemma3_text", DType::kF32, 10},
+                                           Kind{"gemma3_text", DType::kBF16, 10}, Kind{"afmoe", DType::kF32, 10},
+                                           Kind{"afmoe", DType::kBF16, 10}, Kind{"afmoe", DType::kBF16}, Kind{"gpt_oss", DType::kF32, 10},
+                                           Kind{"gpt_oss", DType::kBF16, 10}, Kind{"gpt_oss", DType::kBF16}),
                          [](const auto& kind) {
                            return std::string(kind.param.family) + (kind.param.compute == DType::kF32 ? "F32" : "BF16") +
                                   (kind.param.window > 0 ? "Window" : "");

@@ -303,22 +303,22 @@ TEST_P(ExactnessTest, StartedGradientsAreThoseOfZeroedOnes) {
 
 INSTANTIATE_TEST_SUITE_P(
     Families, ExactnessTest,
-    ::testing::Values(ExactCase{"llama", DType::kF32}, ExactCase{"llama", DType::kBF16}, ExactCase{"qwen2", DType::kF32},
-                      ExactCase{"qwen2", DType::kBF16}, ExactCase{"qwen3", DType::kF32}, ExactCase{"qwen3", DType::kBF16},
-                      ExactCase{"qwen3_moe", DType::kF32}, ExactCase{"qwen3_moe", DType::kBF16}, ExactCase{"glm4_moe", DType::kF32},
-                      ExactCase{"glm4_moe", DType::kBF16}, ExactCase{"smollm3", DType::kF32}, ExactCase{"smollm3", DType::kBF16},
-                      ExactCase{"mixtral", DType::kBF16}, ExactCase{"olmo2", DType::kF32}, ExactCase{"olmo2", DType::kBF16},
-                      ExactCase{"phi3", DType::kBF16}, ExactCase{"olmo2", DType::kBF16, true}, ExactCase{"qwen3", DType::kF32, true},
-                      ExactCase{"llama", DType::kBF16, true}, ExactCase{"mistral_window", DType::kBF16},
-                      ExactCase{"qwen3_window", DType::kF32}, ExactCase{"olmo3_window", DType::kBF16},
-                      ExactCase{"qwen3_5_text", DType::kF32}, ExactCase{"qwen3_5_text", DType::kBF16},
-                      ExactCase{"gpt_oss_window", DType::kF32}, ExactCase{"gpt_oss_window", DType::kBF16},
-                      ExactCase{"gpt_oss", DType::kBF16}, ExactCase{"qwen3_5_moe_text", DType::kBF16}, ExactCase{"qwen3_next", DType::kF32},
-                      ExactCase{"qwen3_next", DType::kBF16}, ExactCase{"minimax_m2", DType::kF32}, ExactCase{"minimax_m2", DType::kBF16},
-                      ExactCase{"minimax_m2", DType::kBF16, true}, ExactCase{"afmoe", DType::kBF16}, ExactCase{"afmoe_window", DType::kF32},
-                      ExactCase{"afmoe_window", DType::kBF16}, ExactCase{"afmoe", DType::kBF16, true},
-                      ExactCase{"deepseek_v3", DType::kF32}, ExactCase{"deepseek_v3", DType::kBF16},
-                      ExactCase{"deepseek_v3", DType::kBF16, true}),
+    ::testing::Values(
+        ExactCase{"llama", DType::kF32}, ExactCase{"llama", DType::kBF16}, ExactCase{"qwen2", DType::kF32},
+        ExactCase{"qwen2", DType::kBF16}, ExactCase{"qwen3", DType::kF32}, ExactCase{"qwen3", DType::kBF16},
+        ExactCase{"qwen3_moe", DType::kF32}, ExactCase{"qwen3_moe", DType::kBF16}, ExactCase{"glm4_moe", DType::kF32},
+        ExactCase{"glm4_moe", DType::kBF16}, ExactCase{"smollm3", DType::kF32}, ExactCase{"smollm3", DType::kBF16},
+        ExactCase{"mixtral", DType::kBF16}, ExactCase{"olmo2", DType::kF32}, ExactCase{"olmo2", DType::kBF16},
+        ExactCase{"phi3", DType::kBF16}, ExactCase{"olmo2", DType::kBF16, true}, ExactCase{"qwen3", DType::kF32, true},
+        ExactCase{"llama", DType::kBF16, true}, ExactCase{"mistral_window", DType::kBF16}, ExactCase{"qwen3_window", DType::kF32},
+        ExactCase{"olmo3_window", DType::kBF16}, ExactCase{"qwen3_5_text", DType::kF32}, ExactCase{"qwen3_5_text", DType::kBF16},
+        ExactCase{"gpt_oss_window", DType::kF32}, ExactCase{"gpt_oss_window", DType::kBF16}, ExactCase{"gpt_oss", DType::kBF16},
+        ExactCase{"qwen3_5_moe_text", DType::kBF16}, ExactCase{"qwen3_next", DType::kF32}, ExactCase{"qwen3_next", DType::kBF16},
+        ExactCase{"minimax_m2", DType::kF32}, ExactCase{"minimax_m2", DType::kBF16}, ExactCase{"minimax_m2", DType::kBF16, true},
+        ExactCase{"afmoe", DType::kBF16}, ExactCase{"afmoe_window", DType::kF32}, ExactCase{"afmoe_window", DType::kBF16},
+        ExactCase{"afmoe", DType::kBF16, true}, ExactCase{"deepseek_v3", DType::kF32}, ExactCase{"deepseek_v3", DType::kBF16},
+        ExactCase{"deepseek_v3", DType::kBF16, true}, ExactCase{"gemma3_text", DType::kBF16}, ExactCase{"gemma3_text_window", DType::kF32},
+        ExactCase{"gemma3_text_window", DType::kBF16}, ExactCase{"gemma3_text", DType::kBF16, true}),
     [](const auto& test) {
       return test.param.family + (test.param.is_wide ? "_wide" : "") + (test.param.compute == DType::kF32 ? "_f32" : "_bf16");
     });
@@ -370,7 +370,7 @@ TEST_P(FamilyTest, GradientsAreThoseOfFiniteDifferences) {
 INSTANTIATE_TEST_SUITE_P(Families, FamilyTest,
                          ::testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "smollm3", "mixtral", "olmo2", "phi3",
                                            "qwen2_window", "qwen3_5_text", "gpt_oss", "gpt_oss_window", "qwen3_5_moe_text", "qwen3_next",
-                                           "minimax_m2", "afmoe", "afmoe_window", "deepseek_v3"));
+                                           "minimax_m2", "afmoe", "afmoe_window", "deepseek_v3", "gemma3_text", "gemma3_text_window"));
 
 // Each sequence needs a state of the cache, be its step recorded or not.
 TEST(Decoder, RefusesSequencesWithoutStates) {
@@ -512,7 +512,7 @@ TEST(Decoder, PartsThatAreMadeAgainTakeNoMemory) {
 }
 
 TEST(Decoder, ActivationsTakeWhatIsForetold) {
-  for (const char* family : {"qwen3", "llama", "olmo2", "phi3", "minimax_m2", "afmoe", "deepseek_v3"}) {
+  for (const char* family : {"qwen3", "llama", "olmo2", "phi3", "minimax_m2", "afmoe", "deepseek_v3", "gemma3_text"}) {
     SmallModel model(family);
     const Packed packed = packed_for_sizes(model);
     std::vector<ActivationCheckpointing> all = all_checkpointings();
@@ -527,6 +527,32 @@ TEST(Decoder, ActivationsTakeWhatIsForetold) {
             << family << ' ' << to_string(checkpointing) << ", logits of " << num_kept << " tokens";
       }
   }
+}
+
+// As transformers rounds the scale of Gemma 3's embedding to the type of its weights: of 48 elements 6.9375 in place of 6.928.
+TEST(Decoder, TheScaleOfEmbeddingsIsRoundedToTheTypeThatIsComputedIn) {
+  const std::filesystem::path folder = testing_support::golden_models() / "gemma3";
+  testing_support::TestSession session(2);
+  const ModelConfig of_model = load_model_config(folder);
+  EXPECT_EQ(of_model.embedding_scale, std::sqrt(48.0));
+  const Packed packed = random_packed(of_model.vocab_size, {9, 4}, 1);
+  const auto states = [&](DType compute, bool is_rounded, double scale) {
+    ModelConfig config = of_model;
+    config.rounds_embedding_scale = is_rounded;
+    config.embedding_scale = scale;
+    Parameters parameters(session.context().runtime, config);
+    load_parameters(parameters, folder);
+    InferenceModel model(session.context());
+    const WeightsPtr weights = make_weights(session.context(), parameters, compute, PolicyVersion{1}, false, nullptr);
+    const TensorView h_TH = model.forward_packed(*weights, packed.batch());
+    std::vector<std::byte> bytes(static_cast<std::size_t>(h_TH.shape.num_elements()) * size_of(h_TH.dtype));
+    session.context().runtime->copy_to_host(bytes.data(), h_TH.data, bytes.size());
+    return bytes;
+  };
+  const double scale = std::sqrt(48.0);
+  EXPECT_EQ(states(DType::kBF16, true, scale), states(DType::kBF16, false, 6.9375));
+  EXPECT_NE(states(DType::kBF16, true, scale), states(DType::kBF16, false, scale));
+  EXPECT_EQ(states(DType::kF32, true, scale), states(DType::kF32, false, scale));
 }
 
 TEST(KvCache, SizesAreThoseOfItsBlocks) {

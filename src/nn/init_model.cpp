@@ -17,6 +17,45 @@ std::int64_t half_of_head(std::int64_t head_dim) { return (head_dim / 2 + ops::k
 /// Of the latents of a model made here: half of its width, in whole steps.
 std::int64_t latent_rank(std::int64_t hidden_size) { return (hidden_size / 2 + 15) / 16 * 16; }
 
+/// What families read beyond the sizes that all have, for models of these sizes.
+boost::json::object keys_of_families(const InitModelOptions& o, const Family& family) {
+  const bool has_window = o.sliding_window > 0;
+  return {{"head_dim", o.head_dim},
+          {"attention_bias", o.attention_bias || &family == &kGptOssFamily},
+          {"use_qk_norm", true},
+          {"num_experts", o.num_experts},
+          {"n_routed_experts", o.num_experts},
+          {"num_local_experts", o.num_experts},
+          {"num_experts_per_tok", o.num_active_experts},
+          {"moe_intermediate_size", o.expert_size},
+          {"shared_expert_intermediate_size", o.expert_size},
+          {"norm_topk_prob", true},
+          {"sliding_window", has_window ? boost::json::value(o.sliding_window) : nullptr},
+          {"use_sliding_window", has_window},
+          {"max_window_layers", 1},
+          {"query_pre_attn_scalar", o.head_dim},
+          {"rotary_dim", half_of_head(o.head_dim)},
+          {"linear_num_key_heads", o.num_kv_heads},
+          {"linear_num_value_heads", o.num_heads},
+          {"linear_key_head_dim", o.head_dim},
+          {"linear_value_head_dim", o.head_dim},
+          // The last layer, where there are fewer than the family's interval.
+          {"full_attention_interval", std::min<std::int64_t>(o.num_layers, 4)},
+          {"global_attn_every_n_layers", std::min<std::int64_t>(o.num_layers, 4)},
+          {"sliding_window_pattern", std::min<std::int64_t>(o.num_layers, 6)},
+          {"q_lora_rank", latent_rank(o.hidden_size)},
+          {"kv_lora_rank", latent_rank(o.hidden_size)},
+          {"qk_nope_head_dim", std::max<std::int64_t>(8, o.head_dim / 2 - 8)},
+          {"qk_rope_head_dim", half_of_head(o.head_dim)},
+          {"v_head_dim", std::max<std::int64_t>(8, o.head_dim / 16 * 8)},
+          {"n_group", 1},
+          {"topk_group", 1},
+          {"first_k_dense_replace", 1},
+          {"mup_enabled", true},
+          {"num_shared_experts", 1},
+          {"no_rope_layer_interval", std::min<std::int64_t>(o.num_layers, 4)}};
+}
+
 }  // namespace
 
 ModelConfig make_model_config(const InitModelOptions& o) {
@@ -66,41 +105,9 @@ ModelConfig make_model_config(const InitModelOptions& o) {
     fail(ErrorCode::kInvalidArgument, "init-model: head_dim is {}, of which a {} model rotates {}, wanted a multiple of {}", o.head_dim,
          o.family, config.rotary_dim(), ops::kRotaryStep);
   // The family sets its switches as it does for a file that has these keys.
-  const bool has_window = o.sliding_window > 0;
-  const boost::json::object keys{{"head_dim", o.head_dim},
-                                 {"attention_bias", o.attention_bias || &family == &kGptOssFamily},
-                                 {"use_qk_norm", true},
-                                 {"num_experts", o.num_experts},
-                                 {"n_routed_experts", o.num_experts},
-                                 {"num_local_experts", o.num_experts},
-                                 {"num_experts_per_tok", o.num_active_experts},
-                                 {"moe_intermediate_size", o.expert_size},
-                                 {"shared_expert_intermediate_size", o.expert_size},
-                                 {"norm_topk_prob", true},
-                                 {"sliding_window", has_window ? boost::json::value(o.sliding_window) : nullptr},
-                                 {"use_sliding_window", has_window},
-                                 {"max_window_layers", 1},
-                                 {"rotary_dim", half_of_head(o.head_dim)},
-                                 {"linear_num_key_heads", o.num_kv_heads},
-                                 {"linear_num_value_heads", o.num_heads},
-                                 {"linear_key_head_dim", o.head_dim},
-                                 {"linear_value_head_dim", o.head_dim},
-                                 // The last layer, where there are fewer than the family's interval.
-                                 {"full_attention_interval", std::min<std::int64_t>(o.num_layers, 4)},
-                                 {"global_attn_every_n_layers", std::min<std::int64_t>(o.num_layers, 4)},
-                                 {"q_lora_rank", latent_rank(o.hidden_size)},
-                                 {"kv_lora_rank", latent_rank(o.hidden_size)},
-                                 {"qk_nope_head_dim", std::max<std::int64_t>(8, o.head_dim / 2 - 8)},
-                                 {"qk_rope_head_dim", half_of_head(o.head_dim)},
-                                 {"v_head_dim", std::max<std::int64_t>(8, o.head_dim / 16 * 8)},
-                                 {"n_group", 1},
-                                 {"topk_group", 1},
-                                 {"first_k_dense_replace", 1},
-                                 {"mup_enabled", true},
-                                 {"num_shared_experts", 1},
-                                 {"no_rope_layer_interval", std::min<std::int64_t>(o.num_layers, 4)}};
+  const boost::json::object keys = keys_of_families(o, family);
   family.configure(ConfigReader("init-model", keys), config);
-  if (has_window && config.window == 0 && o.sliding_window < o.max_position)
+  if (o.sliding_window > 0 && config.window == 0 && o.sliding_window < o.max_position)
     fail(ErrorCode::kInvalidArgument, "init-model: sliding_window is {}, and a {} model of {} layers has no layer with a window",
          o.sliding_window, o.family, o.num_layers);
   return config;

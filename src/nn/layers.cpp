@@ -46,27 +46,43 @@ Projected norm_stream(Frame& frame, const Stream& in, const NormParameter& norm,
   return {x.normed, x.sum};
 }
 
-/// W x, through the gate that `has_gate` says.
-Var project(Frame& frame, const Var& x, const LinearParameter& w, bool has_gate) {
-  if (!has_gate) return autograd::linear(frame, x, w);
-  ops::LinearFusion fusion;
-  fusion.swiglu = true;
-  const Var value = autograd::fused_linear(frame, x, w, fusion);
-  return value.is_defined() ? value : autograd::swiglu(frame, autograd::linear(frame, x, w));
+/// What a product passes before the next one. Kernels fuse kSilu with the product alone.
+enum class Gate : std::uint8_t { kNone, kSilu, kGelu };
+
+Gate gate_of(const BoundModel& model) { return model.weights.config.has_gelu_mlps ? Gate::kGelu : Gate::kSilu; }
+
+Var through_gate(Frame& frame, const Var& x, Gate gate) {
+  switch (gate) {
+    case Gate::kNone: return x;
+    case Gate::kSilu: return autograd::swiglu(frame, x);
+    case Gate::kGelu: return autograd::geglu(frame, x);
+  }
+  return x;
 }
 
-/// W norm(stream).
-Projected project_normed(Frame& norm_frame, Frame& frame, const Stream& in, const NormParameter& norm, const LinearParameter& w,
-                         bool has_gate, TensorView sum_out) {
+/// W x, through a gate.
+Var project(Frame& frame, const Var& x, const LinearParameter& w, Gate gate) {
+  if (gate == Gate::kSilu) {
+    ops::LinearFusion fusion;
+    fusion.swiglu = true;
+    if (const Var value = autograd::fused_linear(frame, x, w, fusion); value.is_defined()) return value;
+  }
+  return through_gate(frame, autograd::linear(frame, x, w), gate);
+}
+
+/// W norm(stream), through a gate.
+Projected project_normed(Frame& norm_frame, Frame& frame, const Stream& in, const NormParameter& norm, const LinearParameter& w, Gate gate,
+                         TensorView sum_out) {
   ops::LinearFusion fusion;
   fusion.eps = norm.eps;
-  fusion.swiglu = has_gate;
+  fusion.swiglu = gate == Gate::kSilu;
   if (!in.delta_TH.is_defined()) {
     fusion.norm_K = norm.weight;
-    if (const Var value = autograd::fused_linear(frame, in.residual_TH, w, fusion); value.is_defined()) return {value, in.residual_TH};
+    if (const Var value = autograd::fused_linear(frame, in.residual_TH, w, fusion); value.is_defined())
+      return {fusion.swiglu ? value : through_gate(frame, value, gate), in.residual_TH};
   }
   const Projected normed = norm_stream(norm_frame, in, norm, sum_out);
-  return {project(frame, normed.value, w, has_gate), normed.sum};
+  return {project(frame, normed.value, w, gate), normed.sum};
 }
 
 /// The stream residual + W x: summed at once where the product's pass can do it. `memory.residual_TH` may be the residual.
@@ -90,8 +106,8 @@ Var shared_hidden(Frame& frame, const BoundModel& model, std::int64_t layer, con
   const LinearParameter gate_up = model.linear(Block::kGateUp, layer, next);
   if (model.weights.config.gates_shared_expert)
     return autograd::gated_swiglu(frame, autograd::linear(frame, x, gate_up), x, vector_of(model, Block::kSharedExpertGate, layer));
-  return model.shared.group != nullptr ? autograd::swiglu(frame, autograd::linear(frame, x, gate_up))
-                                       : project(frame, x, gate_up, /*has_gate=*/true);
+  return model.shared.group != nullptr ? through_gate(frame, autograd::linear(frame, x, gate_up), gate_of(model))
+                                       : project(frame, x, gate_up, gate_of(model));
 }
 
 /// routed + the MLP of the experts that every token passes, in memory.delta_TH where there is that.
@@ -129,7 +145,7 @@ AttentionParameter attention_of(const BoundModel& model, std::int64_t i, const N
           .window = c.window_of(i),
           .sinks_H = view_or_none(model.weights.vector(Block::kSinks, i)),
           .dsinks_H = model.gradient(Block::kSinks, i),
-          .scale = c.latent ? static_cast<float>(c.latent->score_scale) : 0.0f,
+          .scale = static_cast<float>(c.score_scale),
           .gates_are_apart = c.gates_are_apart};
 }
 
@@ -141,15 +157,20 @@ Stream output_normed_layer(Frame& frame, PartFrames& part, const BoundModel& mod
   const auto weight = [&](Block block) -> const ops::LinearWeight& { return model.weights.matrix(block, i); };
   Var x = in.residual_TH;
   if (in.delta_TH.is_defined()) x = autograd::add(frame, x, in.delta_TH, memory.residual_TH, /*is_block_output=*/false);
-  const Var qkv = autograd::norm_projections(part.heads, project(part.attn_proj, x, linear(Block::kQkv, weight(Block::kO)), false),
+  const Var qkv = autograd::norm_projections(part.heads, project(part.attn_proj, x, linear(Block::kQkv, weight(Block::kO)), Gate::kNone),
                                              model.norm(Block::kQNorm, i), model.norm(Block::kKNorm, i));
   const Var heads = autograd::self_attention(part.heads, qkv, attention_of(model, i, {}, {}), index);
   const Var attended = autograd::linear(frame, heads, linear(Block::kO, weight(Block::kGateUp)));
   const Var normed = autograd::rms_norm(frame, attended, model.norm(Block::kAttentionOutNorm, i), memory.delta_TH);
   x = autograd::add(frame, x, normed, memory.residual_TH, /*is_block_output=*/false);
-  const Var hidden = project(part.mlp, x, linear(Block::kGateUp, weight(Block::kDown)), /*has_gate=*/true);
+  const Var hidden = project(part.mlp, x, linear(Block::kGateUp, weight(Block::kDown)), gate_of(model));
   const Var out = autograd::linear(frame, hidden, linear(Block::kDown, after_layer(model.weights, i)));
   return {x, autograd::rms_norm(frame, out, model.norm(Block::kMlpOutNorm, i), memory.delta_TH)};
+}
+
+float embedding_scale(const Weights& weights) {
+  const auto scale = static_cast<float>(weights.config.embedding_scale);
+  return weights.config.rounds_embedding_scale && weights.compute == DType::kBF16 ? to_f32(to_bf16(scale)) : scale;
 }
 
 void set_layer(AttentionIndex& index, const CacheLayers& cache, std::size_t layer) {
@@ -325,7 +346,7 @@ Stream doubly_normed_layer(Frame& frame, PartFrames& part, const BoundModel& mod
   const auto weight = [&](Block block) -> const ops::LinearWeight& { return model.weights.matrix(block, i); };
   const AttentionParameter attention = attention_of(model, i, model.norm(Block::kQNorm, i), model.norm(Block::kKNorm, i));
   const Projected qkv = project_normed(part.norm, part.attn_proj, in, model.norm(Block::kInputNorm, i),
-                                       linear(Block::kQkv, weight(Block::kO)), /*has_gate=*/false, /*sum_out=*/{});
+                                       linear(Block::kQkv, weight(Block::kO)), Gate::kNone, /*sum_out=*/{});
   const Var heads = attend(part.heads, model, i, qkv.value, attention, index);
   const Var attended = autograd::linear(frame, heads, linear(Block::kO, weight(is_sparse ? Block::kRouter : Block::kGateUp)));
   const Stream of_mlp{qkv.sum, autograd::rms_norm(frame, attended, model.norm(Block::kAttentionOutNorm, i), memory.delta_TH)};
@@ -335,7 +356,7 @@ Stream doubly_normed_layer(Frame& frame, PartFrames& part, const BoundModel& mod
   };
   if (!is_sparse) {
     const Projected hidden = project_normed(part.norm, part.mlp, of_mlp, model.norm(Block::kPostNorm, i),
-                                            linear(Block::kGateUp, weight(Block::kDown)), /*has_gate=*/true, memory.residual_TH);
+                                            linear(Block::kGateUp, weight(Block::kDown)), gate_of(model), memory.residual_TH);
     return give(hidden.sum, autograd::linear(frame, hidden.value, linear(Block::kDown, after_layer(model.weights, i))));
   }
   const Projected normed = norm_stream(part.norm, of_mlp, model.norm(Block::kPostNorm, i), memory.residual_TH);
@@ -361,7 +382,7 @@ Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, cons
 
   const Projected qkv =
       project_normed(part.norm, part.attn_proj, in, model.norm(Block::kInputNorm, i),
-                     model.linear(Block::kQkv, i, weight(c.latent ? Block::kKvUp : Block::kO)), /*has_gate=*/false, /*sum_out=*/{});
+                     model.linear(Block::kQkv, i, weight(c.latent ? Block::kKvUp : Block::kO)), Gate::kNone, /*sum_out=*/{});
   const Var projections = c.qk_norm_is_whole ? autograd::norm_projections(part.heads, qkv.value, q_norm, k_norm) : qkv.value;
   const AttentionParameter attention = c.qk_norm_is_whole ? attention_of(model, i, {}, {}) : attention_of(model, i, q_norm, k_norm);
   const Var heads =
@@ -376,7 +397,7 @@ Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, cons
     return {normed.sum, c.shared_expert_size > 0 ? add_shared_experts(frame, part.mlp, model, i, normed.value, routed, memory) : routed};
   }
   const Projected hidden = project_normed(part.norm, part.mlp, attended, model.norm(Block::kPostNorm, i),
-                                          model.linear(Block::kGateUp, i, weight(Block::kDown)), /*has_gate=*/true, memory.residual_TH);
+                                          model.linear(Block::kGateUp, i, weight(Block::kDown)), gate_of(model), memory.residual_TH);
   return project_onto(frame, model, hidden.sum, model.whole(frame, hidden.value),
                       model.linear(Block::kDown, i, &after_layer(model.weights, i)), memory, /*is_block_output=*/true);
 }
@@ -400,7 +421,7 @@ Var decoder_forward(Frame& frame, const BoundModel& model, const ops::TokenIds& 
   Stream stream;
   Frame first = frame.in(*region);
   stream.residual_TH = autograd::embedding(first, w.embedding_VH(), g != nullptr ? view_or_none(g->grad(Block::kEmbedding)) : TensorView{},
-                                           ids, static_cast<float>(w.config.embedding_scale));
+                                           ids, embedding_scale(w));
 
   // Without a tape two pairs of stream buffers take turns and everything else of a layer is given back after it. With one, no backward
   // rule reads the outputs that are added to the stream, so that all of them share one buffer.

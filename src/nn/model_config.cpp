@@ -88,8 +88,10 @@ Yarn read_yarn(const ConfigReader& reader, const ConfigReader& rope, std::int64_
 }
 
 /// The rotary parameters of full attention where a family has them by type of layer, and those of its windows into `config`.
-std::optional<ConfigReader> read_layer_ropes(const ConfigReader& reader, ModelConfig& config) {
-  config.window_rope_theta = config.rope_theta;
+std::optional<ConfigReader> read_layer_ropes(const ConfigReader& reader, const Family& family, ModelConfig& config) {
+  const double of_windows =
+      family.window_rope_theta > 0 ? reader.number("rope_local_base_freq", family.window_rope_theta, 1.0, 1e12) : config.rope_theta;
+  config.window_rope_theta = of_windows;
   const std::optional<ConfigReader> all = reader.object("rope_parameters");
   std::optional<ConfigReader> full = reader.object("rope_scaling");
   if (!all || all->empty()) return full;
@@ -101,9 +103,13 @@ std::optional<ConfigReader> read_layer_ropes(const ConfigReader& reader, ModelCo
            reader.subject(), key, config.model_type);
   if (const std::optional<ConfigReader> sliding = all->object("sliding_attention")) {
     sliding->require_string("rope_type", "default", "default");
-    config.window_rope_theta = sliding->number("rope_theta", config.rope_theta, 1.0, 1e12);
+    config.window_rope_theta = sliding->number("rope_theta", of_windows, 1.0, 1e12);
   }
-  return full && !full->empty() ? full : all->object("full_attention");
+  const std::optional<ConfigReader> table = all->object("full_attention");
+  if (!full || full->empty()) return table;
+  // What a rope_scaling of Gemma 3 does not say is as the table has it.
+  if (table && family.window_rope_theta > 0) config.rope_theta = table->number("rope_theta", config.rope_theta, 1.0, 1e12);
+  return full;
 }
 
 /// Which keys count is what transformers 5 does: a "rope_scaling" that is not empty replaces "rope_parameters" as a whole; a missing
@@ -115,7 +121,7 @@ void read_rope(const ConfigReader& reader, const Family& family, ModelConfig& co
   config.rope_theta = reader.number("rope_theta", family.rope_theta, 1.0, 1e12);
   std::optional<ConfigReader> rope;
   if (family.has_layer_ropes) {
-    rope = read_layer_ropes(reader, config);
+    rope = read_layer_ropes(reader, family, config);
   } else {
     for (const char* key : {"rope_scaling", "rope_parameters"}) refuse_nested_rope(reader, key);
     rope = reader.object("rope_scaling");
@@ -140,9 +146,13 @@ void read_rope(const ConfigReader& reader, const Family& family, ModelConfig& co
     config.yarn = read_yarn(reader, *rope, config.max_position);
     return;
   }
+  if (type == "linear" && !family.has_long_rope) {
+    config.rope_divisor = rope->number("factor", std::nullopt, 1.0, 1e6);
+    return;
+  }
   if (type != "llama3" || family.has_long_rope)
-    fail(ErrorCode::kNotImplemented, "{}: key 'rope_type' is '{}'; of {} models this build knows 'default' and {}", rope->subject(), type,
-         family.model_type, family.has_long_rope ? "'longrope'" : "'llama3' and 'yarn'");
+    fail(ErrorCode::kNotImplemented, "{}: key 'rope_type' is '{}'; of {} models this build knows 'default'{}", rope->subject(), type,
+         family.model_type, family.has_long_rope ? " and 'longrope'" : ", 'linear', 'llama3' and 'yarn'");
   config.rope_scaling.enabled = true;
   config.rope_scaling.factor = rope->number("factor", std::nullopt, 1.0, 1e6);
   config.rope_scaling.low_freq_factor = rope->number("low_freq_factor", std::nullopt, 1e-6, 1e6);
@@ -216,7 +226,7 @@ void take_text_config(const fs::path& path, json::value& value, ModelConfig& con
   json::object text = value.at("text_config").as_object();
   text["model_type"] = json::string((*family)->model_type);
   text["architectures"] = json::array{json::string((*family)->architecture)};
-  for (const char* key : {"tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", kQuantization})
+  for (const char* key : {"tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", kQuantization, "dtype", "torch_dtype"})
     if (const json::value* found = value.get_object().if_contains(key); found != nullptr && !text.contains(key)) text[key] = *found;
   value = std::move(text);
   config.raw_json = pretty_json(value);
@@ -260,7 +270,11 @@ void replace_rope(const std::string& text, json::object& file) {
 }
 
 /// The positions that the scaling stretches the original ones to.
-std::int64_t stretched_positions(const ModelConfig& config) {
+std::int64_t stretched_positions(const ConfigReader& reader, const ModelConfig& config) {
+  if (config.rope_divisor != 1.0) {
+    const std::int64_t original = reader.integer("original_max_position_embeddings", config.max_position, 1, std::int64_t{1} << 31);
+    return static_cast<std::int64_t>(config.rope_divisor * static_cast<double>(original));
+  }
   if (config.yarn) return static_cast<std::int64_t>(config.yarn->factor * static_cast<double>(config.yarn->original_max_position));
   const RopeScaling& llama = config.rope_scaling;
   return llama.enabled ? static_cast<std::int64_t>(llama.factor * static_cast<double>(llama.original_max_position)) : 0;
@@ -286,12 +300,13 @@ ModelConfig load_model_config(const fs::path& folder, const ConfigOverrides& ove
          architectures.front(), config.model_type, family.architecture);
 
   constexpr std::int64_t kMax = std::int64_t{1} << 24;
-  config.vocab_size = reader.integer("vocab_size", std::nullopt, 1, kMax);
+  const auto wanted_unless = [](std::int64_t without) { return without > 0 ? std::optional(without) : std::nullopt; };
+  config.vocab_size = reader.integer("vocab_size", wanted_unless(family.vocab_size), 1, kMax);
   config.hidden_size = reader.integer("hidden_size", std::nullopt, 1, 1 << 20);
   config.intermediate_size =
       reader.integer("intermediate_size", family.has_dense_mlps ? std::nullopt : std::optional<std::int64_t>(1), 1, kMax);
   config.num_layers = reader.integer("num_hidden_layers", std::nullopt, 1, 4096);
-  config.num_heads = reader.integer("num_attention_heads", std::nullopt, 1, 4096);
+  config.num_heads = reader.integer("num_attention_heads", wanted_unless(family.num_heads), 1, 4096);
   config.num_kv_heads =
       reader.integer("num_key_value_heads",
                      reader.names("num_key_value_heads") || family.num_kv_heads == 0 ? config.num_heads : family.num_kv_heads, 1, 4096);
@@ -299,9 +314,9 @@ ModelConfig load_model_config(const fs::path& folder, const ConfigOverrides& ove
   config.rms_norm_eps = static_cast<float>(reader.number("rms_norm_eps", family.rms_norm_eps, 0.0, 1.0));
   config.tie_word_embeddings = reader.boolean("tie_word_embeddings", family.tie_word_embeddings);
   config.torch_dtype = reader.string("dtype", reader.string("torch_dtype", "bfloat16"));
-  reader.require_string("hidden_act", "silu", "silu");
+  reader.require_string(family.activation_key, family.activation, family.activation);
   read_rope(reader, family, config);
-  if (!overrides.rope_scaling.empty()) config.max_position = std::max(config.max_position, stretched_positions(config));
+  if (!overrides.rope_scaling.empty()) config.max_position = std::max(config.max_position, stretched_positions(reader, config));
   family.configure(reader, config);
 
   const std::vector<std::int32_t> bos = reader.ids("bos_token_id");
@@ -333,7 +348,7 @@ std::string to_config_json(const ModelConfig& config) {
   object["num_attention_heads"] = config.num_heads;
   object["num_key_value_heads"] = config.num_kv_heads;
   object["head_dim"] = config.head_dim;
-  object["hidden_act"] = "silu";
+  object[family.activation_key] = boost::json::string_view(family.activation);
   object["max_position_embeddings"] = config.max_position;
   object["rms_norm_eps"] = std::stod(fmt::format("{}", config.rms_norm_eps));  // 1e-05 and not 9.999999747378752e-06
   object["rope_theta"] = config.rope_theta;
@@ -344,6 +359,7 @@ std::string to_config_json(const ModelConfig& config) {
                                           {"high_freq_factor", config.rope_scaling.high_freq_factor},
                                           {"original_max_position_embeddings", config.rope_scaling.original_max_position}};
   }
+  if (config.rope_divisor != 1.0) object["rope_scaling"] = json::object{{"rope_type", "linear"}, {"factor", config.rope_divisor}};
   if (const std::optional<Yarn>& rope = config.yarn)
     object["rope_scaling"] = json::object{{"rope_type", "yarn"},
                                           {"factor", rope->factor},

@@ -82,7 +82,6 @@ struct LatentAttention {
   std::int64_t kv_rank = 0;     ///< of keys' and values'
   std::int64_t plain_dim = 0, rotary_dim = 0, value_dim = 0;
   bool are_pairs_neighbours = true;  ///< as in ops::LatentHeads
-  double score_scale = 0;            ///< of queries times keys
   bool operator==(const LatentAttention&) const = default;
   std::int64_t query_dim() const noexcept { return plain_dim + rotary_dim; }
   /// Of the products of a layer with `num_heads`, and the normed latents between them.
@@ -105,7 +104,8 @@ struct ModelConfig {
   /// text, as transformers makes it, would change the rows that were computed before.
   std::optional<LongRope> long_rope;
   std::optional<Yarn> yarn;
-  /// Base of the angles in windowed layers, which are not scaled (OLMo 3); nullopt: all layers rotate alike.
+  double rope_divisor = 1.0;  ///< frequencies are divided by it, "rope_type": "linear" of config.json
+  /// Base of the angles in windowed layers, which are not scaled (OLMo 3, Gemma 3); nullopt: all layers rotate alike.
   std::optional<double> window_rope_theta;
   double partial_rotary_factor = 1.0;          ///< the part of a head, its first elements, that is rotated
   std::vector<std::int64_t> unrotated_layers;  ///< whose heads have no rotary positions (SmolLM3), ascending
@@ -115,7 +115,7 @@ struct ModelConfig {
   std::optional<LatentAttention> latent;
   bool gates_heads = false;      ///< heads have output gates, which q_proj gives beside each query (Qwen 3.5)
   bool gates_are_apart = false;  ///< these gates are the outputs of a matrix of their own (AFMoE)
-  bool norms_add_one = false;    ///< norms multiply by 1 + weight: those of the stream and of heads (Qwen 3.5)
+  bool norms_add_one = false;    ///< norms multiply by 1 + weight: those of the stream and of heads (Qwen 3.5, Gemma 3)
   float rms_norm_eps = 1e-6f;
   bool tie_word_embeddings = false;
   bool attention_bias = false;  ///< q, k, v have a bias (Qwen2)
@@ -124,10 +124,13 @@ struct ModelConfig {
   bool attention_sinks = false;   ///< each head's softmax has a learned logit more, without a key and a value (GPT-OSS)
   bool qk_norm = false;           ///< RMS norm on q and k, per head (Qwen3)
   bool qk_norm_is_whole = false;  ///< that norm is over all heads at once (OLMo 2)
-  // A layer has norms of what attention and MLP take, or of what they give (OLMo 2), or of both (AFMoE).
+  double score_scale = 0;         ///< of queries times keys; 0: 1 / sqrt(head_dim)
+  // A layer has norms of what attention and MLP take, or of what they give (OLMo 2), or of both (AFMoE, Gemma 3).
   bool norms_inputs = true, norms_outputs = false;
-  double embedding_scale = 1.0;    ///< multiplies the rows of the embedding that enter the first layer (AFMoE)
-  bool fuses_projections = false;  ///< q, k, v are one tensor in files and adapters, and so are gate and up (Phi-3)
+  double embedding_scale = 1.0;         ///< multiplies the rows of the embedding that enter the first layer (AFMoE)
+  bool rounds_embedding_scale = false;  ///< that number is rounded to the type that is computed in (Gemma 3)
+  bool has_gelu_mlps = false;           ///< MLPs have ops::geglu in place of ops::swiglu (Gemma 3)
+  bool fuses_projections = false;       ///< q, k, v are one tensor in files and adapters, and so are gate and up (Phi-3)
   // Layers whose MLP is a mixture of experts (Qwen3-MoE, GLM-4.5, Mixtral); 0 experts: there is none.
   std::int64_t num_experts = 0;
   std::vector<std::int64_t> dense_layers;  ///< those that have one MLP all the same, ascending

@@ -522,7 +522,7 @@ TEST_F(ModelConfigTest, LongRope) {
   expect_error(with("\"rope_type\": \"llama3\", \"factor\": 8.0"), ErrorCode::kNotImplemented,
                "'rope_type' is 'llama3'; of phi3 models this build knows 'default' and 'longrope'");
   expect_error(edit(kSmolLM2, "\"rope_scaling\": null", "\"rope_scaling\": {" + longrope + "}"), ErrorCode::kNotImplemented,
-               "of llama models this build knows 'default' and 'llama3'");
+               "of llama models this build knows 'default', 'linear', 'llama3' and 'yarn'");
 }
 
 // The published config.json of GLM-4.5-Air.

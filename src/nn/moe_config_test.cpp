@@ -142,7 +142,7 @@ TEST_F(ModelConfigTest, DeepseekV3) {
   EXPECT_EQ(config.head_dim, 256) << "the smallest size of heads here that holds 192 elements";
   EXPECT_EQ(config.rotary_dim(), 64);
   const double of_yarn = 0.1 * std::log(40.0) + 1.0;
-  EXPECT_NEAR(config.latent->score_scale, of_yarn * of_yarn / std::sqrt(192.0), 1e-12);
+  EXPECT_NEAR(config.score_scale, of_yarn * of_yarn / std::sqrt(192.0), 1e-12);
   EXPECT_EQ(config.yarn->attention_factor, 1.0);
   EXPECT_THAT(config.dense_layers, ElementsAre(0, 1, 2));
   EXPECT_EQ(config.num_skipped_layers, 1);

@@ -151,8 +151,8 @@ INSTANTIATE_TEST_SUITE_P(Models, ParityTest,
                                            "smollm3", "mixtral", "olmo2", "olmo2_bias", "phi3", "phi3_long", "phi3_short", "olmo3",
                                            "qwen3_yarn", "mistral_window", "qwen2_window", "qwen3_window", "qwen3_5", "qwen3_5_equal_heads",
                                            "gpt_oss", "gpt_oss_mxfp4", "qwen3_5_moe", "qwen3_next", "minimax_m2", "afmoe", "afmoe_tied",
-                                           "deepseek_v2", "deepseek_v3", "deepseek_v3_plain", "glm4_moe_lite", "qwen3_fp8",
-                                           "qwen3_moe_fp8"),
+                                           "deepseek_v2", "deepseek_v3", "deepseek_v3_plain", "glm4_moe_lite", "qwen3_fp8", "qwen3_moe_fp8",
+                                           "gemma3", "gemma3_untied", "llama_linear"),
                          [](const auto& test) { return test.param; });
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <set>
+#include <span>
 
 #include "base/error.hpp"
 #include "base/files.hpp"
@@ -47,8 +48,7 @@ bool have_same_values(const io::SafetensorsRef& a, const io::SafetensorsRef& b) 
 }
 
 /// A file may repeat the embedding under the head's name. A head of its own would be lost without a word.
-void check_tied_head(const io::SafetensorsFolder& files, const std::string& embedding) {
-  const std::string head = checkpoint_name(Slot::kLmHead);
+void check_tied_head(const io::SafetensorsFolder& files, const std::string& embedding, const std::string& head) {
   const io::SafetensorsRef a = files.find(head), b = files.find(embedding);
   if (a.entry == nullptr || b.entry == nullptr || have_same_values(a, b)) return;
   fail(ErrorCode::kCorrupt,
@@ -169,26 +169,41 @@ void check_finite(std::span<const StoredTensor> tensors, DType compute, ThreadPo
 
 namespace {
 
-/// What stands before the names of a model for text in files that hold one for images, too.
-constexpr std::string_view kTextPrefix = "model.language_model.";
+/// How files that hold a model for images, too, name the tensors of the model for text, and those of the rest.
+struct MultimodalNames {
+  std::string_view text;  ///< in place of "model."
+  std::string_view head;  ///< in place of the head's
+  std::span<const std::string_view> others;
+};
+constexpr std::string_view kOthersInModel[] = {"model.visual.", "model.vision_tower.", "model.multi_modal_projector."};
+constexpr std::string_view kOthersBeside[] = {"vision_tower.", "multi_modal_projector."};
+constexpr MultimodalNames kMultimodalNames[] = {
+    {"model.language_model.", "lm_head.weight", kOthersInModel},
+    {"language_model.model.", "language_model.lm_head.weight", kOthersBeside}};  // Gemma 3 as it is published
 
-/// Names as files have them: those of the table, or with kTextPrefix in place of "model.".
+/// Names as files have them: those of the table, or as one of kMultimodalNames says.
 class StoredNames {
  public:
   StoredNames(const io::SafetensorsFolder& files, const ModelConfig& config)
-      : drops_mtp_(find_family(config.model_type, files.path().string()).drops_mtp),
-        has_prefix_(files.find(std::string(kTextPrefix) + checkpoint_name(Slot::kEmbedding).substr(kModel.size())).entry != nullptr) {}
+      : drops_mtp_(find_family(config.model_type, files.path().string()).drops_mtp) {
+    const std::string embedding = checkpoint_name(Slot::kEmbedding).substr(kModel.size());
+    for (const MultimodalNames& names : kMultimodalNames)
+      if (names_ == nullptr && files.find(std::string(names.text) + embedding).entry != nullptr) names_ = &names;
+  }
   std::string of(std::string_view name) const {
-    return has_prefix_ && name.starts_with(kModel) ? std::string(kTextPrefix).append(name.substr(kModel.size())) : std::string(name);
+    if (names_ != nullptr && name.starts_with(kModel)) return std::string(names_->text).append(name.substr(kModel.size()));
+    return std::string(names_ != nullptr && name == checkpoint_name(Slot::kLmHead) ? names_->head : name);
   }
   /// Of other parts than that for text: of images, and of layers that predict several tokens.
   bool is_of_other_part(std::string_view name) const {
-    return (has_prefix_ && name.starts_with("model.visual.")) || (drops_mtp_ && name.starts_with("mtp."));
+    if (drops_mtp_ && name.starts_with("mtp.")) return true;
+    return names_ != nullptr && std::ranges::any_of(names_->others, [&](std::string_view other) { return name.starts_with(other); });
   }
 
  private:
   static constexpr std::string_view kModel = "model.";
-  bool drops_mtp_, has_prefix_;
+  bool drops_mtp_;
+  const MultimodalNames* names_ = nullptr;
 };
 
 /// The scale of a layer's inputs, which a product of 8-bit numbers would want.
@@ -303,8 +318,8 @@ std::vector<StoredTensor> match_stored_weights(const io::SafetensorsFolder& file
     const std::string name = names.of(weight.name);
     found.push_back(shape.size() == 2 ? matcher.find_scaled(name, shape, as_in_memory) : as_in_memory(matcher.find(name, shape)));
   }
-  if (config.tie_word_embeddings) check_tied_head(files, names.of(checkpoint_name(Slot::kEmbedding)));
-  const std::string head = checkpoint_name(Slot::kLmHead);
+  const std::string head = names.of(checkpoint_name(Slot::kLmHead));
+  if (config.tie_word_embeddings) check_tied_head(files, names.of(checkpoint_name(Slot::kEmbedding)), head);
   std::int64_t num_skipped = 0, num_of_others = 0;
   for (const auto& [name, ref] : files.tensors()) {
     if (is_of_skipped_layer(name, config)) {

@@ -138,7 +138,7 @@ INSTANTIATE_TEST_SUITE_P(Families, PretrainedTest,
                          ::testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "mistral", "smollm3", "mixtral", "olmo2",
                                            "phi3", "qwen3_window", "olmo3_window", "qwen3_5_text", "gpt_oss", "gpt_oss_window",
                                            "qwen3_5_moe_text", "qwen3_next", "minimax_m2", "afmoe", "afmoe_window", "deepseek_v3",
-                                           "glm4_moe_lite"),
+                                           "glm4_moe_lite", "gemma3_text", "gemma3_text_window"),
                          [](const auto& test) { return test.param; });
 
 class GoldenModelTest : public ::testing::TestWithParam<std::string> {};
@@ -167,21 +167,30 @@ TEST_P(GoldenModelTest, SavingKeepsEveryByteOfTensorsConfigAndTokenizer) {
 
 INSTANTIATE_TEST_SUITE_P(Models, GoldenModelTest,
                          ::testing::Values("qwen2_tied", "mixtral", "olmo2", "phi3", "qwen3_5", "gpt_oss", "qwen3_5_moe", "qwen3_next",
-                                           "minimax_m2", "afmoe", "deepseek_v2", "deepseek_v3"),
+                                           "minimax_m2", "afmoe", "deepseek_v2", "deepseek_v3", "gemma3"),
                          [](const auto& test) { return test.param; });
 
-// Published files of Qwen 3.5 have other names and hold a part for images.
-class MultimodalTest : public ::testing::TestWithParam<std::string> {};
+/// A golden model, how files of the whole hold it and what else they hold.
+struct MultimodalCase {
+  const char* golden;
+  const char* model_type;
+  const char* architecture;
+  const char* prefix;  ///< in place of "model."
+  std::vector<const char*> others;
+};
+
+// Published files of Qwen 3.5 and Gemma 3 have other names and hold a part for images.
+class MultimodalTest : public ::testing::TestWithParam<MultimodalCase> {};
 
 TEST_P(MultimodalTest, ThePartForTextIsReadFromFilesOfAModelForImages) {
   const prl::testing::TempFolder temporary;
-  const fs::path source = golden_models() / GetParam();
+  const MultimodalCase& c = GetParam();
+  const fs::path source = golden_models() / c.golden;
   const io::SafetensorsFile file = io::SafetensorsFile::open(source / "model.safetensors");
   const auto write = [&](const std::string& other) {
     std::vector<io::SafetensorsWriter::Spec> specs;
     for (const io::SafetensorsEntry& entry : file.entries())
-      specs.push_back(
-          {entry.name.starts_with("model.") ? "model.language_model." + entry.name.substr(6) : entry.name, entry.type, entry.shape});
+      specs.push_back({entry.name.starts_with("model.") ? c.prefix + entry.name.substr(6) : entry.name, entry.type, entry.shape});
     specs.push_back({other, io::StoredType::kBF16, {2}});
     io::SafetensorsWriter writer(temporary.path() / "model.safetensors", specs, {{"format", "pt"}});
     for (const io::SafetensorsEntry& entry : file.entries()) writer.append(file.bytes(entry));
@@ -189,22 +198,46 @@ TEST_P(MultimodalTest, ThePartForTextIsReadFromFilesOfAModelForImages) {
     writer.finish();
   };
   std::ofstream(temporary.path() / "config.json")
-      << R"({"model_type": ")" << GetParam() << R"(", "architectures": ["Qwen3_5)" << (GetParam() == "qwen3_5" ? "" : "Moe")
-      << R"(ForConditionalGeneration"], "vision_config": {}, "text_config": )" << read_file(source / "config.json") << "}";
+      << R"({"model_type": ")" << c.model_type << R"(", "architectures": [")" << c.architecture
+      << R"("], "vision_config": {}, "text_config": )" << read_file(source / "config.json") << "}";
   Parameters wanted(make_cpu_runtime(), load_model_config(source)), found(make_cpu_runtime(), load_model_config(temporary.path()));
   load_parameters(wanted, source);
-  for (const char* other : {"model.visual.blocks.0.attn.qkv.bias", "mtp.fc.weight"}) {
+  for (const char* other : c.others) {
     write(other);
     load_parameters(found, temporary.path());
     for (std::size_t i = 0; i < wanted.named().size(); ++i)
       EXPECT_EQ(std::memcmp(wanted.named()[i].value.data(), found.named()[i].value.data(), wanted.named()[i].value.num_bytes()), 0)
           << wanted.named()[i].name;
   }
-  write("model.language_model.layers.9.extra");
+  write(std::string(c.prefix) + "layers.9.extra");
   expect_error([&] { load_parameters(found, temporary.path()); }, ErrorCode::kCorrupt, "layers.9.extra");
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, MultimodalTest, ::testing::Values("qwen3_5", "qwen3_5_moe"), [](const auto& test) { return test.param; });
+INSTANTIATE_TEST_SUITE_P(Models, MultimodalTest,
+                         ::testing::Values(MultimodalCase{"qwen3_5",
+                                                          "qwen3_5",
+                                                          "Qwen3_5ForConditionalGeneration",
+                                                          "model.language_model.",
+                                                          {"model.visual.blocks.0.attn.qkv.bias", "mtp.fc.weight"}},
+                                           MultimodalCase{"qwen3_5_moe",
+                                                          "qwen3_5_moe",
+                                                          "Qwen3_5MoeForConditionalGeneration",
+                                                          "model.language_model.",
+                                                          {"model.visual.blocks.0.attn.qkv.bias", "mtp.fc.weight"}},
+                                           // As it is published, and as transformers 5 writes it.
+                                           MultimodalCase{"gemma3",
+                                                          "gemma3",
+                                                          "Gemma3ForConditionalGeneration",
+                                                          "language_model.model.",
+                                                          {"vision_tower.vision_model.post_layernorm.bias",
+                                                           "multi_modal_projector.mm_soft_emb_norm.weight"}},
+                                           MultimodalCase{"gemma3",
+                                                          "gemma3",
+                                                          "Gemma3ForConditionalGeneration",
+                                                          "model.language_model.",
+                                                          {"model.vision_tower.vision_model.post_layernorm.bias",
+                                                           "model.multi_modal_projector.mm_soft_emb_norm.weight"}}),
+                         [](const auto& test) { return fmt::format("{}_{}", test.param.golden, test.index); });
 
 /// Of experts in MXFP4 the numbers that transformers makes of blocks and scales, in fp32 masters and in bfloat16, and saved as such.
 TEST(Pretrained, ExpertsInMxfp4AreReadAsWhatTheyStandFor) {

@@ -55,6 +55,19 @@ TEST_F(RopeConfigTest, Yarn) {
   expect_error(with(R"("type": "yarn", "factor": 0.5)"), ErrorCode::kCorrupt, "factor");
 }
 
+TEST_F(RopeConfigTest, Linear) {
+  const auto with = [](const std::string& keys) { return edit(kQwen3, "\"rope_scaling\": null", "\"rope_scaling\": {" + keys + "}"); };
+  for (const char* key : {"rope_type", "type"}) {
+    const ModelConfig config = load(with("\"" + std::string(key) + R"(": "linear", "factor": 2.5)"));
+    EXPECT_EQ(config.rope_divisor, 2.5);
+    EXPECT_FALSE(config.yarn || config.rope_scaling.enabled);
+    EXPECT_EQ(config.max_position, 40960) << "as the file says";
+    EXPECT_EQ(load(to_config_json(config)).rope_divisor, 2.5);
+  }
+  expect_error(with(R"("type": "linear")"), ErrorCode::kCorrupt, "factor");
+  expect_error(with(R"("type": "linear", "factor": 0.5)"), ErrorCode::kCorrupt, "factor");
+}
+
 TEST_F(RopeConfigTest, AnOverrideOfTheRotaryScalingIsAsIfTheFileHadIt) {
   const std::string yarn = R"({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768})";
   const auto load_with = [&](const std::string& text, const std::string& rope) {
@@ -83,6 +96,8 @@ TEST_F(RopeConfigTest, AnOverrideOfTheRotaryScalingIsAsIfTheFileHadIt) {
       R"({"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192})");
   EXPECT_TRUE(llama.rope_scaling.enabled);
   EXPECT_EQ(llama.max_position, 65536);
+  EXPECT_EQ(load_with(kSmolLM2, R"({"rope_type": "linear", "factor": 4})").max_position, 32768);
+  EXPECT_EQ(load_with(kSmolLM2, R"({"rope_type": "linear", "factor": 4, "original_max_position_embeddings": 4096})").max_position, 16384);
 
   const auto reason = [&](const std::string& rope) -> std::string {
     try {
@@ -94,7 +109,7 @@ TEST_F(RopeConfigTest, AnOverrideOfTheRotaryScalingIsAsIfTheFileHadIt) {
   };
   EXPECT_THAT(reason(R"({"rope_type": "yarn", "facter": 4})"), HasSubstr("no type of scaling has the key 'facter'"));
   EXPECT_THAT(reason(R"({"factor": 4})"), HasSubstr("wanted a 'rope_type'"));
-  EXPECT_THAT(reason(R"({"rope_type": "linear", "factor": 4})"), HasSubstr("'rope_type' is 'linear'"));
+  EXPECT_THAT(reason(R"({"rope_type": "dynamic", "factor": 4})"), HasSubstr("'rope_type' is 'dynamic'"));
   EXPECT_THAT(reason("[4]"), HasSubstr("wanted an object"));
 }
 

@@ -57,6 +57,7 @@ std::vector<float> inverse_frequencies(const ModelConfig& config) {
         frequency = (1.0f - smooth) * frequency / factor + smooth * frequency;
       }
     }
+    if (config.rope_divisor != 1.0) frequency = frequency / static_cast<float>(config.rope_divisor);
     out[at] = frequency;
   }
   return out;
@@ -67,7 +68,7 @@ bool same_rope(const ModelConfig& a, const ModelConfig& b) {
   return a.rotary_dim() == b.rotary_dim() && a.max_position == b.max_position && a.rope_theta == b.rope_theta && x.enabled == y.enabled &&
          x.factor == y.factor && x.low_freq_factor == y.low_freq_factor && x.high_freq_factor == y.high_freq_factor &&
          x.original_max_position == y.original_max_position && a.long_rope == b.long_rope && a.yarn == b.yarn &&
-         a.window_rope_theta == b.window_rope_theta;
+         a.rope_divisor == b.rope_divisor && a.window_rope_theta == b.window_rope_theta;
 }
 
 ops::RopeTable upload(const std::shared_ptr<DeviceRuntime>& runtime, const Shape& shape, std::span<const float> cosines,
@@ -109,6 +110,7 @@ ops::RopeTable make_window_table(const std::shared_ptr<DeviceRuntime>& runtime, 
   config.rope_scaling = {};
   config.long_rope.reset();
   config.yarn.reset();
+  config.rope_divisor = 1.0;
   return make_rope_table(runtime, config);
 }
 

@@ -54,6 +54,7 @@ void check_same_model(const ModelConfig& wanted, const ModelConfig& found, const
   check("attention_out_bias", wanted.attention_out_bias, found.attention_out_bias);
   check("mlp_bias", wanted.mlp_bias, found.mlp_bias);
   check("qk_norm", wanted.qk_norm, found.qk_norm);
+  check("query_pre_attn_scalar", wanted.score_scale, found.score_scale);
   check("norm of q and k over all heads", wanted.qk_norm_is_whole, found.qk_norm_is_whole);
   if (wanted.long_rope != found.long_rope)
     fail(ErrorCode::kInvalidArgument,
@@ -67,6 +68,7 @@ void check_same_model(const ModelConfig& wanted, const ModelConfig& found, const
   if (wanted.yarn != found.yarn)
     fail(ErrorCode::kInvalidArgument, "{} is of another model: its YaRN ('rope_scaling', 'original_max_position_embeddings') is another",
          where.string());
+  check("factor of linear 'rope_scaling'", wanted.rope_divisor, found.rope_divisor);
   check("rope_theta of layers with windows", wanted.window_rope_theta.value_or(0), found.window_rope_theta.value_or(0));
   const RopeScaling &a = wanted.rope_scaling, &b = found.rope_scaling;
   check("rope_scaling", a.enabled, b.enabled);

@@ -195,10 +195,10 @@ const char* gated_shared_name(Slot slot) {
 }
 
 /// Of models with norms of what attention and MLP take and of what they give, behind the layer; nullptr for other tensors.
-const char* doubly_normed_name(Slot slot) {
+const char* doubly_normed_name(Slot slot, bool is_afmoe) {
   switch (slot) {
-    case S::kPostNorm: return "pre_mlp_layernorm.weight";
-    case S::kMlpOutNorm: return "post_mlp_layernorm.weight";
+    case S::kPostNorm: return is_afmoe ? "pre_mlp_layernorm.weight" : "pre_feedforward_layernorm.weight";
+    case S::kMlpOutNorm: return is_afmoe ? "post_mlp_layernorm.weight" : nullptr;
     default: return nullptr;
   }
 }
@@ -214,7 +214,8 @@ const char* token_choice_name(Slot slot) {
 
 std::string name_in(const ModelConfig& config, Slot slot, std::int64_t layer, std::int64_t expert) {
   const char* own = config.gates_shared_expert ? gated_shared_name(slot) : nullptr;
-  if (config.norms_inputs && config.norms_outputs && own == nullptr) own = doubly_normed_name(slot);
+  if (config.norms_inputs && config.norms_outputs && own == nullptr)
+    own = doubly_normed_name(slot, config.expert_names == ExpertNames::kTokenChoice);
   if (config.expert_names == ExpertNames::kTokenChoice && own == nullptr) own = token_choice_name(slot);
   return own != nullptr ? fmt::format("model.layers.{}.{}", layer, own) : checkpoint_name(slot, layer, expert, config.expert_names);
 }
@@ -262,7 +263,7 @@ bool is_bias(Block block) noexcept {
 bool is_bias(Slot slot) noexcept { return is_bias(row_of(slot).block); }
 bool is_stream_or_head_norm(Block block) noexcept {
   return block == Block::kInputNorm || block == Block::kPostNorm || block == Block::kQNorm || block == Block::kKNorm ||
-         block == Block::kFinalNorm;
+         block == Block::kAttentionOutNorm || block == Block::kMlpOutNorm || block == Block::kFinalNorm;
 }
 
 std::optional<Block> lora_a_of(Block matrix) noexcept {
@@ -360,6 +361,12 @@ void check_shards(const ModelConfig& config, int size) {
          "{} devices cannot share the layers of this {} model, whose heads have output gates; one device (inference.parallel.tp = 1) is "
          "wanted",
          size, config.model_type);
+  if (config.norms_outputs)
+    fail(
+        ErrorCode::kNotImplemented,
+        "{} devices cannot share the layers of this {} model, which norms what attention and MLP give; one device (inference.parallel.tp = "
+        "1) is wanted",
+        size, config.model_type);
   if (config.latent)
     fail(
         ErrorCode::kNotImplemented,

@@ -46,6 +46,8 @@
   PRL_OP(add)                       \
   PRL_OP(swiglu)                    \
   PRL_OP(swiglu_backward)           \
+  PRL_OP(geglu)                     \
+  PRL_OP(geglu_backward)            \
   PRL_OP(rope)                      \
   PRL_OP(route)                     \
   PRL_OP(route_backward)            \

@@ -112,16 +112,16 @@ void add(OpContext& ctx, TensorView out, ConstTensorView a, ConstTensorView b) {
   table_entry(ctx, ctx.table->add, "add")(ctx, out, a, b);
 }
 
-void swiglu(OpContext& ctx, TensorView out_TF, ConstTensorView gate_up_T2F) {
-  ShapeCheck c("swiglu", ctx);
+namespace {
+
+void check_gated(const char* op, OpContext& ctx, TensorView out_TF, ConstTensorView gate_up_T2F) {
+  ShapeCheck c(op, ctx);
   c.check("out", out_TF, "T F").check("gate_up", gate_up_T2F, "T 2F").extent("2F", 2 * out_TF.shape.num_cols(), "out");
   c.floating("out", out_TF).same_dtype("out", out_TF.dtype, "gate_up", gate_up_T2F.dtype);
-  if (out_TF.shape.num_elements() == 0) return;
-  table_entry(ctx, ctx.table->swiglu, "swiglu")(ctx, out_TF, gate_up_T2F);
 }
 
-void swiglu_backward(OpContext& ctx, TensorView dgate_up_T2F, ConstTensorView dout_TF, ConstTensorView gate_up_T2F) {
-  ShapeCheck c("swiglu_backward", ctx);
+void check_gated_backward(const char* op, OpContext& ctx, TensorView dgate_up_T2F, ConstTensorView dout_TF, ConstTensorView gate_up_T2F) {
+  ShapeCheck c(op, ctx);
   c.check("dout", dout_TF, "T F")
       .check("gate_up", gate_up_T2F, "T 2F")
       .check("dgate_up", dgate_up_T2F, "T 2F")
@@ -129,8 +129,32 @@ void swiglu_backward(OpContext& ctx, TensorView dgate_up_T2F, ConstTensorView do
   c.floating("dout", dout_TF)
       .same_dtype("dout", dout_TF.dtype, "gate_up", gate_up_T2F.dtype)
       .same_dtype("dout", dout_TF.dtype, "dgate_up", dgate_up_T2F.dtype);
+}
+
+}  // namespace
+
+void swiglu(OpContext& ctx, TensorView out_TF, ConstTensorView gate_up_T2F) {
+  check_gated("swiglu", ctx, out_TF, gate_up_T2F);
+  if (out_TF.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->swiglu, "swiglu")(ctx, out_TF, gate_up_T2F);
+}
+
+void swiglu_backward(OpContext& ctx, TensorView dgate_up_T2F, ConstTensorView dout_TF, ConstTensorView gate_up_T2F) {
+  check_gated_backward("swiglu_backward", ctx, dgate_up_T2F, dout_TF, gate_up_T2F);
   if (dout_TF.shape.num_elements() == 0) return;
   table_entry(ctx, ctx.table->swiglu_backward, "swiglu_backward")(ctx, dgate_up_T2F, dout_TF, gate_up_T2F);
+}
+
+void geglu(OpContext& ctx, TensorView out_TF, ConstTensorView gate_up_T2F) {
+  check_gated("geglu", ctx, out_TF, gate_up_T2F);
+  if (out_TF.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->geglu, "geglu")(ctx, out_TF, gate_up_T2F);
+}
+
+void geglu_backward(OpContext& ctx, TensorView dgate_up_T2F, ConstTensorView dout_TF, ConstTensorView gate_up_T2F) {
+  check_gated_backward("geglu_backward", ctx, dgate_up_T2F, dout_TF, gate_up_T2F);
+  if (dout_TF.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->geglu_backward, "geglu_backward")(ctx, dgate_up_T2F, dout_TF, gate_up_T2F);
 }
 
 void rope(OpContext& ctx, TensorView x_THD, std::int64_t token_stride, ConstTensorView positions_T, const RopeTable& table, bool inverse) {

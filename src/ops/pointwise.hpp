@@ -49,6 +49,11 @@ void add(OpContext& ctx, TensorView out, ConstTensorView a, ConstTensorView b);
 void swiglu(OpContext& ctx, TensorView out_TF, ConstTensorView gate_up_T2F);
 void swiglu_backward(OpContext& ctx, TensorView dgate_up_T2F, ConstTensorView dout_TF, ConstTensorView gate_up_T2F);
 
+/// out_TF = gelu(gate) * up, halves as in swiglu, with the tanh form of GELU (Hendrycks and Gimpel 2016): x / 2 (1 + tanh(sqrt(2 / pi)
+/// (x + 0.044715 x^3))). Formed as x times the sigmoid of twice that argument, which is the same number.
+void geglu(OpContext& ctx, TensorView out_TF, ConstTensorView gate_up_T2F);
+void geglu_backward(OpContext& ctx, TensorView dgate_up_T2F, ConstTensorView dout_TF, ConstTensorView gate_up_T2F);
+
 /// Rotary table: cos and sin of position * inverse frequency, fp32, [max_position, R/2] each, made once per model; R <= D elements of a
 /// head are rotated, its first ones.
 struct RopeTable {

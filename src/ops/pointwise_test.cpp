@@ -3,6 +3,7 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <numbers>
 
 #include "ops/test_support.hpp"
 
@@ -146,6 +147,53 @@ TEST_P(PointwiseTest, SwigluAtTheExtremes) {
   EXPECT_NEAR(get(out, 0), 0.0, 1e-30);
   EXPECT_NEAR(get(out, 1), 300.0, 1.0);
   EXPECT_TRUE(std::isnan(get(out, 2)));
+}
+
+double gelu_in_fp64(double x) { return 0.5 * x * (1.0 + std::tanh(std::sqrt(2.0 / std::numbers::pi) * (x + 0.044715 * x * x * x))); }
+double gelu_slope_in_fp64(double x) {
+  const double c = std::sqrt(2.0 / std::numbers::pi), t = std::tanh(c * (x + 0.044715 * x * x * x));
+  return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * c * (1.0 + 3.0 * 0.044715 * x * x);
+}
+
+TEST_P(PointwiseTest, GegluForwardAndBackward) {
+  Session s(kind());
+  for (const auto [T, F] : kSizes) {
+    Tensor gu = s.random({T, 2 * F}, dtype(), 1, 3.0f), dout = s.random({T, F}, dtype(), 2), out = s.poisoned({T, F}, dtype()),
+           dgu = s.poisoned({T, 2 * F}, dtype());
+    geglu(s.ctx, out, gu);
+    geglu_backward(s.ctx, dgu, dout, gu);
+    std::vector<double> want, want_d(static_cast<std::size_t>(T * 2 * F));
+    for (std::int64_t t = 0; t < T; ++t)
+      for (std::int64_t f = 0; f < F; ++f) {
+        const double g = get(gu, t * 2 * F + f), u = get(gu, t * 2 * F + F + f), d = get(dout, t * F + f);
+        want.push_back(gelu_in_fp64(g) * u);
+        want_d[static_cast<std::size_t>(t * 2 * F + f)] = d * u * gelu_slope_in_fp64(g);
+        want_d[static_cast<std::size_t>(t * 2 * F + F + f)] = d * gelu_in_fp64(g);
+      }
+    EXPECT_LT(worst_error(values(out), want, 1.0), tolerance(dtype(), 2e-6));
+    EXPECT_LT(worst_error(values(dgu), want_d, 1.0), tolerance(dtype(), 3e-6));
+  }
+}
+
+// The cube of a large gate is no finite number.
+TEST_P(PointwiseTest, GegluAtTheExtremes) {
+  Session s(kind());
+  const float gates[] = {-1e30f, -300.0f, 300.0f, 1e30f, std::numeric_limits<float>::quiet_NaN()};
+  Tensor gu = s.poisoned({1, 10}, dtype()), out = s.poisoned({1, 5}, dtype()), dgu = s.poisoned({1, 10}, dtype()),
+         dout = s.filled({1, 5}, dtype(), 1.0f);
+  for (int i = 0; i < 5; ++i) {
+    Session::set(gu, i, gates[i]);
+    Session::set(gu, 5 + i, 1.0f);
+  }
+  geglu(s.ctx, out, gu);
+  geglu_backward(s.ctx, dgu, dout, gu);
+  for (int i = 0; i < 4; ++i) {
+    const double slope = gates[i] > 0 ? 1.0 : 0.0, gelu = slope * get(gu, i);
+    EXPECT_NEAR(get(out, i), gelu, 1e-30) << gates[i];
+    EXPECT_NEAR(get(dgu, i), slope, 1e-30) << gates[i];
+    EXPECT_NEAR(get(dgu, 5 + i), gelu, 1e-30) << gates[i];
+  }
+  for (const Tensor* t : {&out, &dgu}) EXPECT_TRUE(std::isnan(get(*t, 4)));
 }
 
 RopeTable rope_table(Session& s, std::int64_t positions, std::int64_t half) {
@@ -370,11 +418,14 @@ TEST_P(PointwiseTest, BitsDoNotDependOnThreadsOrRows) {
            dw = s.filled({C}, DType::kF32, 0.0f), grad = s.filled({50, C}, DType::kF32, 0.0f);
     std::vector<Tensor> out;
     for (int i = 0; i < 3; ++i) out.push_back(s.poisoned({R, C}, dtype()));
-    out.push_back(s.poisoned({R, 2 * C}, dtype()));
+    for (int i = 0; i < 2; ++i) out.push_back(s.poisoned({R, 2 * C}, dtype()));
+    out.push_back(s.poisoned({R, C}, dtype()));
     rms_norm(s.ctx, out[0], half, w, 1e-6f);
     swiglu(s.ctx, out[1], x);
     rms_norm_backward(s.ctx, out[2], dw, out[1], half, w, 1e-6f, false);
     swiglu_backward(s.ctx, out[3], half, x);
+    geglu_backward(s.ctx, out[4], half, x);
+    geglu(s.ctx, out[5], x);
     std::vector<std::int32_t> ids;
     for (std::int32_t t = 0; t < R; ++t) ids.push_back(t * 13 % 50);
     embedding_backward(s.ctx, grad, half, s.ints(ids));
@@ -388,6 +439,8 @@ TEST_P(PointwiseTest, BitsDoNotDependOnThreadsOrRows) {
     swiglu(s.ctx, act, x.slice(333, 1));
     EXPECT_TRUE(same_bits(row, out[0].slice(333, 1)));
     EXPECT_TRUE(same_bits(act, out[1].slice(333, 1)));
+    geglu(s.ctx, act, x.slice(333, 1));
+    EXPECT_TRUE(same_bits(act, out[5].slice(333, 1)));
   }
 }
 

@@ -158,7 +158,7 @@ class ContextParallel : public ::testing::Test {
 
 TEST_F(ContextParallel, FamiliesGiveTheBitsOfOneRank) {
   for (const std::string family :
-       {"qwen3", "qwen2", "llama", "smollm3", "olmo2", "phi3", "mistral", "gpt_oss", "minimax_m2", "afmoe", "deepseek_v3"})
+       {"qwen3", "qwen2", "llama", "smollm3", "olmo2", "phi3", "mistral", "gpt_oss", "minimax_m2", "afmoe", "deepseek_v3", "gemma3_text"})
     for (const bool is_tied : {false, true}) {
       Scratch scratch(fmt::format("cp-{}-{}", family, is_tied));
       nn::init_model(model_of(family, is_tied), scratch.path);

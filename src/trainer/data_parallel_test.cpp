@@ -82,8 +82,8 @@ TEST(DataParallel, NewWeightsArriveUnderTheNextForwardPass) {
 
 // Weights of which each rank has a part of each layer: those that are whole on each, bit for bit.
 TEST(GatheredLayers, FamiliesAndPrecisionsGiveTheBitsOfWholeWeights) {
-  for (const std::string family : {"qwen3", "qwen2", "llama", "smollm3", "olmo2", "phi3", "gpt_oss", "minimax_m2", "afmoe",
-                                   "deepseek_v3"})  // qwen2 has biases, which are here always
+  for (const std::string family : {"qwen3", "qwen2", "llama", "smollm3", "olmo2", "phi3", "gpt_oss", "minimax_m2", "afmoe", "deepseek_v3",
+                                   "gemma3_text"})  // qwen2 has biases, which are here always
     for (const bool is_tied : {false, true}) {
       Scratch scratch(fmt::format("dp-layers-{}-{}", family, is_tied));
       nn::InitModelOptions model = model_of_several_chunks();

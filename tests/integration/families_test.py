@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Mixtral, MiniMax-M2, AFMoE, OLMo 2, Phi-3, GPT-OSS, Qwen 3.5 and Qwen3-Next from nothing to RL in lock-step, with their files' own names of tensors and modules."""
+"""Mixtral, MiniMax-M2, AFMoE, OLMo 2, Gemma 3, Phi-3, GPT-OSS, Qwen 3.5 and Qwen3-Next from nothing to RL in lock-step, with their files' own names of tensors and modules."""
 import json
 import os
 
@@ -26,6 +26,9 @@ FAMILIES = {
                      "mlp.shared_experts.up_proj.weight", "mlp.experts.5.down_proj.weight"]),
     "olmo2": ([], ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
               ["self_attn.q_norm.weight", "post_attention_layernorm.weight", "post_feedforward_layernorm.weight"]),
+    # A layer with a window, then one of full attention by another rotary base.
+    "gemma3": (["--sliding-window", 12], ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+               ["self_attn.q_norm.weight", "post_attention_layernorm.weight", "pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight"]),
     "gpt_oss": (["--num-experts", 6, "--num-experts-per-tok", 2, "--sliding-window", 12], ["q_proj", "k_proj", "v_proj", "o_proj"],
                 ["self_attn.sinks", "mlp.router.bias", "mlp.experts.gate_up_proj", "mlp.experts.down_proj_bias"]),
     "phi3": ([], ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"], ["self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight"]),
@@ -38,7 +41,7 @@ FAMILIES = {
                    ["self_attn.q_norm.weight", "mlp.gate.weight", "mlp.experts.5.up_proj.weight", "mlp.shared_expert.down_proj.weight",
                     "mlp.shared_expert_gate.weight"]),
 }
-MODEL_TYPES = {"qwen3_5": "qwen3_5_text"}
+MODEL_TYPES = {"qwen3_5": "qwen3_5_text", "gemma3": "gemma3_text"}
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
@@ -107,7 +110,7 @@ def test_adapters_have_the_names_of_the_familys_modules():
 
 
 def test_layers_that_cannot_be_shared_are_refused():
-    for family in ("olmo2", "phi3", "qwen3_5", "gpt_oss", "qwen3_next", "minimax_m2", "afmoe", "deepseek_v3"):
+    for family in ("olmo2", "phi3", "qwen3_5", "gpt_oss", "qwen3_next", "minimax_m2", "afmoe", "deepseek_v3", "gemma3"):
         with harness.workspace(f"family-shared-{family}") as folder:
             prepare(folder, family)
             said = "".join(prl("inference", "--model.name", folder / "model", "--parallel.tp", 2, "--compute.device", "cpu", "--server.port",

@@ -222,7 +222,9 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"minimax_m2", DType::kF32, ModelSize::kSmall}, Case{"minimax_m2", DType::kBF16, ModelSize::kEven},
                       Case{"afmoe_window", DType::kBF16, ModelSize::kSmall}, Case{"afmoe", DType::kF32, ModelSize::kSmall},
                       Case{"afmoe_window", DType::kBF16, ModelSize::kEven}, Case{"deepseek_v3", DType::kBF16, ModelSize::kSmall},
-                      Case{"deepseek_v3", DType::kF32, ModelSize::kSmall}, Case{"deepseek_v3", DType::kBF16, ModelSize::kEven}));
+                      Case{"deepseek_v3", DType::kF32, ModelSize::kSmall}, Case{"deepseek_v3", DType::kBF16, ModelSize::kEven},
+                      Case{"gemma3_text_window", DType::kBF16, ModelSize::kSmall}, Case{"gemma3_text", DType::kF32, ModelSize::kSmall},
+                      Case{"gemma3_text_window", DType::kBF16, ModelSize::kEven}));
 
 }  // namespace
 }  // namespace prl::nn

@@ -28,8 +28,11 @@ struct Family {
   bool tie_word_embeddings = false;
   double rms_norm_eps = 1e-6;
   std::int64_t max_position = 2048;
-  std::int64_t original_max_position = 4096;  ///< of LongRoPE
-  std::int64_t num_kv_heads = 0;              ///< 0: as many as heads, which null always means
+  std::int64_t original_max_position = 4096;   ///< of LongRoPE
+  std::int64_t num_kv_heads = 0;               ///< 0: as many as heads, which null always means
+  std::int64_t num_heads = 0, vocab_size = 0;  ///< 0: the key is wanted
+  double window_rope_theta = 0;                ///< of `rope_local_base_freq`, of which no other family takes any; 0: that of full attention
+  std::string_view activation_key = "hidden_act", activation = "silu";  ///< and what it has to be
   // What config.json may ask for:
   bool rotates_parts = false;             ///< a partial_rotary_factor other than 1
   bool has_long_rope = false;             ///< LongRoPE in place of Llama 3's scaling and YaRN
@@ -54,7 +57,8 @@ std::vector<std::int64_t> layers_of_type(const std::vector<std::string>& types, 
 
 /// What a family's config.json says of sliding windows.
 struct WindowKeys {
-  std::int64_t without = 0;               ///< the window where there is no key `sliding_window`; 0: none, as with null
+  std::int64_t without = 0;               ///< the window where there is no key `sliding_window`; 0: none
+  std::int64_t of_null = 0;               ///< the window where that is null; 0: none
   bool is_switched = true;                ///< there is one with `use_sliding_window` alone
   bool are_layers_named = true;           ///< `layer_types` says which layers have it
   std::vector<std::int64_t> layers = {};  ///< those that have it where `layer_types` says nothing
@@ -126,6 +130,7 @@ extern const Family kMixtralFamily;
 extern const Family kMiniMaxM2Family;
 extern const Family kOlmo2Family;
 extern const Family kOlmo3Family;
+extern const Family kGemma3Family;
 extern const Family kPhi3Family;
 extern const Family kGptOssFamily;
 extern const Family kAfmoeFamily;

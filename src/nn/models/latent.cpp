@@ -44,10 +44,10 @@ void read_latent_attention(const ConfigReader& reader, const LatentAttention& wi
          "{}: heads of {} elements ('qk_nope_head_dim' + 'qk_rope_head_dim', 'v_head_dim'); this build has at most {}", reader.subject(),
          wanted, ops::kHeadDims.back());
   config.head_dim = *holds;
-  latent.score_scale = 1.0 / std::sqrt(static_cast<double>(latent.query_dim()));
+  config.score_scale = 1.0 / std::sqrt(static_cast<double>(latent.query_dim()));
   if (config.yarn && config.yarn->mscale_all_dim > 0 && config.yarn->factor > 1.0) {
     const double of_yarn = 0.1 * config.yarn->mscale_all_dim * std::log(config.yarn->factor) + 1.0;
-    latent.score_scale *= of_yarn * of_yarn;
+    config.score_scale *= of_yarn * of_yarn;
   }
   config.latent = latent;
 }

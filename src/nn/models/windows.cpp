@@ -43,7 +43,7 @@ std::vector<std::int64_t> layers_from(std::int64_t first, std::int64_t num_layer
 
 void read_window(const ConfigReader& reader, const WindowKeys& keys, ModelConfig& config) {
   std::int64_t window = keys.without;
-  if (reader.names("sliding_window")) window = reader.integer("sliding_window", 0, 1, std::int64_t{1} << 31);
+  if (reader.names("sliding_window")) window = reader.integer("sliding_window", keys.of_null, 1, std::int64_t{1} << 31);
   if (keys.is_switched && !reader.boolean("use_sliding_window", false)) window = 0;
   std::vector<std::int64_t> layers = window > 0 ? keys.layers : std::vector<std::int64_t>{};
   if (const std::vector<std::string> types = read_layer_types(reader, config.num_layers, kSliding); !types.empty()) {

@@ -221,6 +221,8 @@ struct Kernels {
   void (*add)(void* out, const void* a, const void* b, std::int64_t n, DType) = nullptr;
   void (*swiglu)(void* out, const void* gate, const void* up, std::int64_t n, DType) = nullptr;
   void (*swiglu_backward)(void* dgate, void* dup, const void* dout, const void* gate, const void* up, std::int64_t n, DType) = nullptr;
+  void (*geglu)(void* out, const void* gate, const void* up, std::int64_t n, DType) = nullptr;
+  void (*geglu_backward)(void* dgate, void* dup, const void* dout, const void* gate, const void* up, std::int64_t n, DType) = nullptr;
   /// Of gates and ups in fp32, as ops::ClampedGate says.
   void (*clamped_swiglu)(void* out, const float* gate, const float* up, std::int64_t n, float alpha, float limit, DType) = nullptr;
   /// In place: gate and up become their gradients.

@@ -167,23 +167,36 @@ void add(OpContext& ctx, TensorView out, ConstTensorView a, ConstTensorView b) {
   });
 }
 
-void swiglu(OpContext& ctx, TensorView out_TF, ConstTensorView gate_up_T2F) {
+namespace {
+
+/// Each row through a kernel of gates.
+void gate_rows(OpContext& ctx, decltype(Kernels::swiglu) kernel, TensorView out_TF, ConstTensorView gate_up_T2F) {
   const std::int64_t F = out_TF.shape.num_cols();
-  const Kernels& k = kernels(ctx);
   parallel_rows(ctx, out_TF.shape.num_rows(), 8 * F, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t)
-      k.swiglu(row_bytes(out_TF, t), row_bytes(gate_up_T2F, t), row_bytes(gate_up_T2F, t, F), F, out_TF.dtype);
+      kernel(row_bytes(out_TF, t), row_bytes(gate_up_T2F, t), row_bytes(gate_up_T2F, t, F), F, out_TF.dtype);
   });
 }
 
-void swiglu_backward(OpContext& ctx, TensorView dgate_up_T2F, ConstTensorView dout_TF, ConstTensorView gate_up_T2F) {
+void gate_rows_backward(OpContext& ctx, decltype(Kernels::swiglu_backward) kernel, TensorView dgate_up_T2F, ConstTensorView dout_TF,
+                        ConstTensorView gate_up_T2F) {
   const std::int64_t F = dout_TF.shape.num_cols();
-  const Kernels& k = kernels(ctx);
   parallel_rows(ctx, dout_TF.shape.num_rows(), 8 * F, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t)
-      k.swiglu_backward(row_bytes(dgate_up_T2F, t), row_bytes(dgate_up_T2F, t, F), row_bytes(dout_TF, t), row_bytes(gate_up_T2F, t),
-                        row_bytes(gate_up_T2F, t, F), F, dout_TF.dtype);
+      kernel(row_bytes(dgate_up_T2F, t), row_bytes(dgate_up_T2F, t, F), row_bytes(dout_TF, t), row_bytes(gate_up_T2F, t),
+             row_bytes(gate_up_T2F, t, F), F, dout_TF.dtype);
   });
+}
+
+}  // namespace
+
+void swiglu(OpContext& ctx, TensorView out_TF, ConstTensorView gate_up_T2F) { gate_rows(ctx, kernels(ctx).swiglu, out_TF, gate_up_T2F); }
+void swiglu_backward(OpContext& ctx, TensorView dgate_up_T2F, ConstTensorView dout_TF, ConstTensorView gate_up_T2F) {
+  gate_rows_backward(ctx, kernels(ctx).swiglu_backward, dgate_up_T2F, dout_TF, gate_up_T2F);
+}
+void geglu(OpContext& ctx, TensorView out_TF, ConstTensorView gate_up_T2F) { gate_rows(ctx, kernels(ctx).geglu, out_TF, gate_up_T2F); }
+void geglu_backward(OpContext& ctx, TensorView dgate_up_T2F, ConstTensorView dout_TF, ConstTensorView gate_up_T2F) {
+  gate_rows_backward(ctx, kernels(ctx).geglu_backward, dgate_up_T2F, dout_TF, gate_up_T2F);
 }
 
 void rope(OpContext& ctx, TensorView x_THD, std::int64_t token_stride, ConstTensorView positions_T, const RopeTable& table, bool inverse) {

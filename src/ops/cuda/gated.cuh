@@ -16,6 +16,27 @@ __device__ __forceinline__ void gated_backward(float d, float& gate, float& up) 
   up = d * silu;
 }
 
+/// GELU in its tanh form, x times the sigmoid of 2 sqrt(2 / pi) (x + 0.044715 x^3), and its slope.
+struct Gelu {
+  float value, slope;
+  __device__ __forceinline__ explicit Gelu(float x) {
+    // Beyond 16 the sigmoid is 0 or 1, and the cube of a large x would be no finite number. Of a NaN the comparisons leave it as it is.
+    const float above = x < -16.0f ? -16.0f : x, near = above > 16.0f ? 16.0f : above, square = near * near;
+    constexpr float kTwice = 1.59576912f, kCubic = 0.07135481f;  // 2 sqrt(2 / pi), and 0.044715 of it
+    const float s = sigmoid(near * fmaf(kCubic, square, kTwice));
+    value = above * s;
+    slope = fmaf(near * s * (1.0f - s), fmaf(3.0f * kCubic, square, kTwice), s);
+  }
+};
+/// An element of GEGLU, from gate and up as they are stored.
+__device__ __forceinline__ float gelu_gated(float gate, float up) { return Gelu(gate).value * up; }
+/// In place of gate and up their gradients, from that of the element.
+__device__ __forceinline__ void gelu_gated_backward(float d, float& gate, float& up) {
+  const Gelu gelu(gate);
+  gate = d * up * gelu.slope;
+  up = d * gelu.value;
+}
+
 /// An element of ops::ClampedGate.
 __device__ __forceinline__ float clamped_gated(float gate, float up, float alpha, float limit) {
   // Of a NaN the comparisons leave it as it is.

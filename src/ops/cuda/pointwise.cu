@@ -32,6 +32,25 @@ struct SwigluBackward {
   }
 };
 
+struct Geglu {
+  __device__ void operator()(float (&out)[1][kVec], const float (&in)[2][kVec]) const {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) out[0][i] = gelu_gated(in[0][i], in[1][i]);
+  }
+};
+
+/// As SwigluBackward.
+struct GegluBackward {
+  __device__ void operator()(float (&out)[2][kVec], const float (&in)[3][kVec]) const {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      out[0][i] = in[1][i];
+      out[1][i] = in[2][i];
+      gelu_gated_backward(in[0][i], out[0][i], out[1][i]);
+    }
+  }
+};
+
 struct Copy {
   __device__ void operator()(float (&out)[1][kVec], const float (&in)[1][kVec]) const {
 #pragma unroll
@@ -143,21 +162,36 @@ void add(OpContext& ctx, TensorView out, ConstTensorView a, ConstTensorView b) {
   });
 }
 
-void swiglu(OpContext& ctx, TensorView out_TF, ConstTensorView gate_up_T2F) {
+namespace {
+
+template <typename Gate>
+void gate_rows(OpContext& ctx, TensorView out_TF, ConstTensorView gate_up_T2F, Gate gate) {
   const std::int64_t F = out_TF.shape.num_cols();
   with_type(out_TF.dtype, [&](auto t) {
     using T = decltype(t);
-    map<T, T, 1, 2>(ctx, {out_TF}, {half(gate_up_T2F, F, 0), half(gate_up_T2F, F, 1)}, Swiglu{});
+    map<T, T, 1, 2>(ctx, {out_TF}, {half(gate_up_T2F, F, 0), half(gate_up_T2F, F, 1)}, gate);
   });
 }
 
-void swiglu_backward(OpContext& ctx, TensorView dgate_up_T2F, ConstTensorView dout_TF, ConstTensorView gate_up_T2F) {
+template <typename Gate>
+void gate_rows_backward(OpContext& ctx, TensorView dgate_up_T2F, ConstTensorView dout_TF, ConstTensorView gate_up_T2F, Gate gate) {
   const std::int64_t F = dout_TF.shape.num_cols();
   with_type(dout_TF.dtype, [&](auto t) {
     using T = decltype(t);
     map<T, T, 2, 3>(ctx, {half(dgate_up_T2F, F, 0), half(dgate_up_T2F, F, 1)}, {dout_TF, half(gate_up_T2F, F, 0), half(gate_up_T2F, F, 1)},
-                    SwigluBackward{});
+                    gate);
   });
+}
+
+}  // namespace
+
+void swiglu(OpContext& ctx, TensorView out_TF, ConstTensorView gate_up_T2F) { gate_rows(ctx, out_TF, gate_up_T2F, Swiglu{}); }
+void swiglu_backward(OpContext& ctx, TensorView dgate_up_T2F, ConstTensorView dout_TF, ConstTensorView gate_up_T2F) {
+  gate_rows_backward(ctx, dgate_up_T2F, dout_TF, gate_up_T2F, SwigluBackward{});
+}
+void geglu(OpContext& ctx, TensorView out_TF, ConstTensorView gate_up_T2F) { gate_rows(ctx, out_TF, gate_up_T2F, Geglu{}); }
+void geglu_backward(OpContext& ctx, TensorView dgate_up_T2F, ConstTensorView dout_TF, ConstTensorView gate_up_T2F) {
+  gate_rows_backward(ctx, dgate_up_T2F, dout_TF, gate_up_T2F, GegluBackward{});
 }
 
 void rope(OpContext& ctx, TensorView x_THD, std::int64_t token_stride, ConstTensorView positions_T, const RopeTable& table, bool inverse) {

@@ -77,6 +77,34 @@ void swiglu_backward_t(T* dgate, T* dup, const T* dout, const T* gate, const T* 
   });
 }
 
+/// GELU in its tanh form, x times the sigmoid of 2 sqrt(2 / pi) (x + 0.044715 x^3), and its slope.
+struct Gelu {
+  Vec value, slope;
+  explicit Gelu(Vec x) {
+    // Beyond 16 the sigmoid is 0 or 1, and the cube of a large x would be no finite number. Of a NaN the second operand remains.
+    const Vec above = max(set1(-16.0f), x), near = min(set1(16.0f), above), square = near * near;
+    const Vec twice = set1(1.59576912f), cubic = set1(0.07135481f);  // 2 sqrt(2 / pi), and 0.044715 of it
+    const Vec s = sigmoid(near * fma(cubic, square, twice));
+    value = above * s;
+    slope = fma(near * s * (set1(1.0f) - s), fma(set1(3.0f) * cubic, square, twice), s);
+  }
+};
+
+template <typename T>
+void geglu_t(T* out, const T* gate, const T* up, std::int64_t n) {
+  for_vectors(n, [&](std::int64_t i, int l) { put(out + i, Gelu(get(gate + i, l)).value * get(up + i, l), l); });
+}
+
+template <typename T>
+void geglu_backward_t(T* dgate, T* dup, const T* dout, const T* gate, const T* up, std::int64_t n) {
+  for_vectors(n, [&](std::int64_t i, int l) {
+    const Vec d = get(dout + i, l), u = get(up + i, l);
+    const Gelu gelu(get(gate + i, l));
+    put(dup + i, d * gelu.value, l);
+    put(dgate + i, d * u * gelu.slope, l);
+  });
+}
+
 /// What ops::ClampedGate makes of one gate and one up.
 struct ClampedPair {
   Vec gate, up, gate_sigmoid;  ///< both clamped, `up` plus 1
@@ -199,6 +227,13 @@ void swiglu(void* out, const void* gate, const void* up, std::int64_t n, DType t
 void swiglu_backward(void* dgate, void* dup, const void* dout, const void* gate, const void* up, std::int64_t n, DType t) {
   PRL_BY_DTYPE(t, swiglu_backward_t(f32(dgate), f32(dup), f32(dout), f32(gate), f32(up), n),
                swiglu_backward_t(bf16(dgate), bf16(dup), bf16(dout), bf16(gate), bf16(up), n))
+}
+void geglu(void* out, const void* gate, const void* up, std::int64_t n, DType t) {
+  PRL_BY_DTYPE(t, geglu_t(f32(out), f32(gate), f32(up), n), geglu_t(bf16(out), bf16(gate), bf16(up), n))
+}
+void geglu_backward(void* dgate, void* dup, const void* dout, const void* gate, const void* up, std::int64_t n, DType t) {
+  PRL_BY_DTYPE(t, geglu_backward_t(f32(dgate), f32(dup), f32(dout), f32(gate), f32(up), n),
+               geglu_backward_t(bf16(dgate), bf16(dup), bf16(dout), bf16(gate), bf16(up), n))
 }
 void clamped_swiglu(void* out, const float* gate, const float* up, std::int64_t n, float alpha, float limit, DType t) {
   PRL_BY_DTYPE(t, clamped_swiglu_t(f32(out), gate, up, n, alpha, limit), clamped_swiglu_t(bf16(out), gate, up, n, alpha, limit))
