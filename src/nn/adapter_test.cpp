@@ -8,6 +8,7 @@
 #include <cstring>
 #include <fstream>
 #include <map>
+#include <set>
 
 #include "base/error.hpp"
 #include "base/files.hpp"
@@ -44,7 +45,8 @@ std::vector<std::string> targets_in(const std::string& family, const std::vector
                                                                                            {"v_proj", "qkv_proj"},
                                                                                            {"gate_proj", "gate_up_proj"},
                                                                                            {"up_proj", "gate_up_proj"}};
-  const Names names = has_numbered_experts(family) ? numbered : family == "phi3" ? fused : Names{};
+  const Names latent{{"q_proj", "q_b_proj"}, {"k_proj", "kv_a_proj_with_mqa"}, {"v_proj", "kv_b_proj"}};
+  const Names names = has_numbered_experts(family) ? numbered : family == "phi3" ? fused : family == "deepseek_v3" ? latent : Names{};
   std::vector<std::string> out;
   for (const std::string& target : targets) {
     if (family == "gpt_oss" && std::ranges::find(kOfAttention, target) == kOfAttention.end()) continue;
@@ -219,6 +221,23 @@ TEST(AdapterTable, WhatMatchesNothingIsAnErrorThatListsWhatThereIs) {
   EXPECT_THAT(error(saved), HasSubstr("lora.modules_to_save: 'score' matches no module of this model; there are: embed_tokens"));
   saved.modules_to_save = {"up_proj"};
   EXPECT_THAT(error(saved), HasSubstr("name all of them"));
+}
+
+// The usual list of targets adapts latent attention, too.
+TEST(Adapter, ModulesOfLatentAttentionStandForThoseThatOthersHave) {
+  const auto modules = [](const std::string& family, const std::vector<std::string>& targets) {
+    std::set<std::string> names;
+    const TensorTablePtr table = make_adapter_table(make_model_config(testing_support::small_options(family)), config_of(targets));
+    for (const TensorSpec& spec : table->tensors())
+      if (is_lora_a(spec.block) && spec.layer == 1) {
+        const std::string module = module_of(module_of(spec.name));
+        names.insert(module.substr(module.rfind('.') + 1));
+      }
+    return names;
+  };
+  EXPECT_EQ(modules("deepseek_v3", {"q_proj"}), (std::set<std::string>{"q_a_proj", "q_b_proj"}));
+  EXPECT_EQ(modules("deepseek_v3", {"v_proj", "o_proj"}), (std::set<std::string>{"kv_a_proj_with_mqa", "kv_b_proj", "o_proj"}));
+  EXPECT_EQ(modules("qwen3", {"q_proj", "v_proj"}), (std::set<std::string>{"q_proj", "v_proj"}));
 }
 
 struct AdapterCase {

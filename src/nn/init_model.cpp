@@ -29,7 +29,7 @@ boost::json::object keys_of_families(const InitModelOptions& o, const Family& fa
           {"num_experts_per_tok", o.num_active_experts},
           {"moe_intermediate_size", o.expert_size},
           {"shared_expert_intermediate_size", o.expert_size},
-          {"norm_topk_prob", true},
+          {"norm_topk_prob", &family != &kDeepseekV2Family},
           {"sliding_window", has_window ? boost::json::value(o.sliding_window) : nullptr},
           {"use_sliding_window", has_window},
           {"max_window_layers", 1},

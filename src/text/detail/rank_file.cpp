@@ -23,7 +23,7 @@ namespace {
 
 namespace json = boost::json;
 
-constexpr std::size_t kMaxTokens = std::size_t{1} << 20, kMaxTokenBytes = 1024;
+constexpr std::size_t kMaxRanks = std::size_t{1} << 20, kMaxRankedBytes = 1024;
 constexpr std::int64_t kReserved = 256;
 
 /// Moonshot's splitting pattern. The original takes Han out of classes by an intersection, which not every engine has: here a look ahead
@@ -67,15 +67,15 @@ std::vector<std::string> read_ranks(std::string_view ranks, std::string_view nam
     const std::string_view digits = line.substr(space + 1);
     std::size_t rank = 0;
     const auto [rest, error] = std::from_chars(digits.data(), digits.data() + digits.size(), rank);
-    if (error != std::errc() || rest != digits.data() + digits.size() || rank != tokens.size() || rank >= kMaxTokens)
-      bad(fmt::format("rank {}, as ranks rise by one from 0, below {}", tokens.size(), kMaxTokens));
+    if (error != std::errc() || rest != digits.data() + digits.size() || rank != tokens.size() || rank >= kMaxRanks)
+      bad(fmt::format("rank {}, as ranks rise by one from 0, below {}", tokens.size(), kMaxRanks));
     std::string token;
     try {
       token = from_base64(line.substr(0, space));
     } catch (const Error& error_of_base64) {
       bad(error_of_base64.what());
     }
-    if (token.empty() || token.size() > kMaxTokenBytes) bad(fmt::format("a token of 1 to {} bytes", kMaxTokenBytes));
+    if (token.empty() || token.size() > kMaxRankedBytes) bad(fmt::format("a token of 1 to {} bytes", kMaxRankedBytes));
     tokens.push_back(std::move(token));
   }
   return tokens;
