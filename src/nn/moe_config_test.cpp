@@ -195,7 +195,7 @@ TEST_F(ModelConfigTest, DeepseekV2Lite) {
   EXPECT_EQ(config.num_active_experts, 6);
   EXPECT_THAT(config.dense_layers, ElementsAre(0));
   const double of_yarn = 0.0707 * std::log(40.0) + 1.0;
-  EXPECT_NEAR(config.latent->score_scale, of_yarn * of_yarn / std::sqrt(192.0), 1e-12);
+  EXPECT_NEAR(config.score_scale, of_yarn * of_yarn / std::sqrt(192.0), 1e-12);
   const auto replaced = [&](const std::string& key, const std::string& from, const std::string& to) {
     return edit(kDeepseekV2Lite, "\"" + key + "\": " + from, "\"" + key + "\": " + to);
   };
