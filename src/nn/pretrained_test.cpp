@@ -213,31 +213,31 @@ TEST_P(MultimodalTest, ThePartForTextIsReadFromFilesOfAModelForImages) {
   expect_error([&] { load_parameters(found, temporary.path()); }, ErrorCode::kCorrupt, "layers.9.extra");
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, MultimodalTest,
-                         ::testing::Values(MultimodalCase{"qwen3_5",
-                                                          "qwen3_5",
-                                                          "Qwen3_5ForConditionalGeneration",
-                                                          "model.language_model.",
-                                                          {"model.visual.blocks.0.attn.qkv.bias", "mtp.fc.weight"}},
-                                           MultimodalCase{"qwen3_5_moe",
-                                                          "qwen3_5_moe",
-                                                          "Qwen3_5MoeForConditionalGeneration",
-                                                          "model.language_model.",
-                                                          {"model.visual.blocks.0.attn.qkv.bias", "mtp.fc.weight"}},
-                                           // As it is published, and as transformers 5 writes it.
-                                           MultimodalCase{"gemma3",
-                                                          "gemma3",
-                                                          "Gemma3ForConditionalGeneration",
-                                                          "language_model.model.",
-                                                          {"vision_tower.vision_model.post_layernorm.bias",
-                                                           "multi_modal_projector.mm_soft_emb_norm.weight"}},
-                                           MultimodalCase{"gemma3",
-                                                          "gemma3",
-                                                          "Gemma3ForConditionalGeneration",
-                                                          "model.language_model.",
-                                                          {"model.vision_tower.vision_model.post_layernorm.bias",
-                                                           "model.multi_modal_projector.mm_soft_emb_norm.weight"}}),
-                         [](const auto& test) { return fmt::format("{}_{}", test.param.golden, test.index); });
+INSTANTIATE_TEST_SUITE_P(
+    Models, MultimodalTest,
+    ::testing::Values(MultimodalCase{"qwen3_5",
+                                     "qwen3_5",
+                                     "Qwen3_5ForConditionalGeneration",
+                                     "model.language_model.",
+                                     {"model.visual.blocks.0.attn.qkv.bias", "mtp.fc.weight"}},
+                      MultimodalCase{"qwen3_5_moe",
+                                     "qwen3_5_moe",
+                                     "Qwen3_5MoeForConditionalGeneration",
+                                     "model.language_model.",
+                                     {"model.visual.blocks.0.attn.qkv.bias", "mtp.fc.weight"}},
+                      // As it is published and as transformers writes it, and by the names of its modules in transformers.
+                      MultimodalCase{"gemma3",
+                                     "gemma3",
+                                     "Gemma3ForConditionalGeneration",
+                                     "language_model.model.",
+                                     {"vision_tower.vision_model.post_layernorm.bias", "multi_modal_projector.mm_soft_emb_norm.weight"}},
+                      MultimodalCase{
+                          "gemma3",
+                          "gemma3",
+                          "Gemma3ForConditionalGeneration",
+                          "model.language_model.",
+                          {"model.vision_tower.vision_model.post_layernorm.bias", "model.multi_modal_projector.mm_soft_emb_norm.weight"}}),
+    [](const auto& test) { return fmt::format("{}_{}", test.param.golden, test.index); });
 
 /// Of experts in MXFP4 the numbers that transformers makes of blocks and scales, in fp32 masters and in bfloat16, and saved as such.
 TEST(Pretrained, ExpertsInMxfp4AreReadAsWhatTheyStandFor) {
