@@ -182,8 +182,7 @@ fs::path tokenizer_folder(const fs::path& run) {
   std::int64_t best_step = -1;
   for (fs::directory_iterator it(run / "weights", ec), end; !ec && it != end; it.increment(ec)) {
     const std::int64_t step = parse_step_dir(it->path().filename().string());
-    std::error_code ignored;
-    if (step <= best_step || !fs::is_regular_file(it->path() / "tokenizer.json", ignored)) continue;
+    if (step <= best_step || !text::has_tokenizer(it->path())) continue;
     best_step = step;
     best = it->path();
   }
@@ -205,7 +204,7 @@ fs::path tokenizer_folder(const fs::path& run) {
         continue;
       }
       const fs::path folder(std::string(name->get_string()));
-      if (fs::is_regular_file(folder / "tokenizer.json", ec)) return folder;
+      if (text::has_tokenizer(folder)) return folder;
     }
   }
   return {};

@@ -38,6 +38,7 @@ TEST(RankFile, IdsAreThoseOfTiktoken) {
   const prl::testing::TempFolder folder;
   write_file_atomic(folder.path() / "tiktoken.model", fixture_text(kRanks));
   write_file_atomic(folder.path() / "tokenizer_config.json", fixture_text(kConfig));
+  EXPECT_TRUE(has_tokenizer(folder.path()));
   const Tokenizer tokenizer = Tokenizer::load(folder.path());
   const auto cases = fixture_json("tiktoken/cases.json");
   ASSERT_GT(cases.as_array().size(), 60u);

@@ -397,6 +397,12 @@ void Tokenizer::Impl::encode(std::string_view text, EncodeOptions options, Encod
   if (options.add_special_tokens) add_fixed(post_processor.suffix, text.size());
 }
 
+bool has_tokenizer(const std::filesystem::path& folder) noexcept {
+  std::error_code ignored;
+  return std::filesystem::is_regular_file(folder / "tokenizer.json", ignored) ||
+         std::filesystem::is_regular_file(folder / "tiktoken.model", ignored);
+}
+
 Tokenizer Tokenizer::load(const std::filesystem::path& folder) {
   const auto read_optional = [&](const char* name) {
     return std::filesystem::exists(folder / name) ? read_file(folder / name, kMaxFileBytes) : std::string();

@@ -90,4 +90,7 @@ class Tokenizer {
   std::unique_ptr<const Impl> impl_;
 };
 
+/// Whether a folder holds a file that Tokenizer::load() reads one from.
+bool has_tokenizer(const std::filesystem::path& folder) noexcept;
+
 }  // namespace prl::text

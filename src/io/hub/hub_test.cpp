@@ -87,6 +87,19 @@ TEST_F(HubTest, DownloadsIntoTheLayoutThatOthersRead) {
   EXPECT_EQ(hub_.seen().size(), asked);
 }
 
+// Kimi K2 and Moonlight publish their vocabulary so.
+TEST_F(HubTest, RanksOfTokensStandInPlaceOfATokenizer) {
+  start([](FakeHub& hub) {
+    std::erase(hub.state->files, "tokenizer.json");
+    hub.add("tiktoken.model", "AA== 0\n");
+  });
+  const fs::path snapshot = find(ModelParts::kText);
+  EXPECT_EQ(read_file(snapshot / "tiktoken.model"), "AA== 0\n");
+  EXPECT_TRUE(missing_model_files(snapshot, ModelParts::kText).empty());
+  EXPECT_EQ(find(), snapshot);
+  EXPECT_TRUE(missing_model_files(snapshot, ModelParts::kAll).empty());
+}
+
 TEST_F(HubTest, AFolderWinsAndTextAloneLeavesWeights) {
   start();
   EXPECT_EQ(find_model(folder_.string(), ModelParts::kAll, settings_), folder_);

@@ -31,6 +31,8 @@ void describe_deepseek_v2(const ModelConfig& config, boost::json::object& object
   object.erase("rope_interleave");
   describe_scored_experts(config, object);
   object.erase("num_nextn_predict_layers");
+  object["moe_layer_freq"] = 1;
+  object["scoring_func"] = "softmax";
   object["topk_method"] = "greedy";
   for (const char* id : {"bos_token_id", "eos_token_id"}) object[id] = nullptr;
 }

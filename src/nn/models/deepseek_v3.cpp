@@ -50,6 +50,10 @@ void configure_glm4_moe_lite(const ConfigReader& reader, ModelConfig& config) {
 void describe_deepseek_v3(const ModelConfig& config, boost::json::object& object) {
   describe_latent_attention(config, object);
   describe_scored_experts(config, object);
+  // What transformers does not read and others want.
+  object["moe_layer_freq"] = 1;
+  object["scoring_func"] = "sigmoid";
+  object["topk_method"] = "noaux_tc";
   // Overwritten where there are some; without the keys transformers takes ids of its own.
   for (const char* id : {"bos_token_id", "eos_token_id"}) object[id] = nullptr;
 }
