@@ -19,6 +19,7 @@ struct PerToken {
   std::int64_t outputs;                 ///< of attention and MLP, where norms read them
   std::int64_t mlp;
   std::int64_t kept;            ///< what no part may drop, in values: sums, attention output, log-sum-exp, routing
+  std::int64_t passing;         ///< what layers leave in memory that all share: only its gradient lives
   std::int64_t of_experts = 0;  ///< what the backward pass through a mixture of experts takes and gives back
   bool has_head_norms;
   PerToken(const ModelConfig& c, DType compute, bool is_sparse, bool is_linear)
@@ -29,7 +30,7 @@ struct PerToken {
         F(is_sparse ? c.num_active_experts * c.expert_size : c.intermediate_size),
         norm(c.norms_inputs ? 2 * H : 0),
         attn_proj(is_linear       ? c.linear.projected_width()
-                  : c.latent      ? c.latent->projected_width(c.num_heads)
+                  : c.latent      ? c.latent->projected_width(c.num_heads) - c.latent->widened(c.num_heads)
                   : c.gates_heads ? 2 * (Q + K)
                                   : Q + 2 * K),
         heads(is_linear            ? c.linear.num_channels()
@@ -47,6 +48,7 @@ struct PerToken {
         mlp(is_sparse ? 2 * F + 3 * S : 3 * F),
         kept(2 * H + outputs + attended +
              ((is_linear ? 0 : c.num_heads) + (is_sparse ? routing(c) : 0)) * 4 / static_cast<std::int64_t>(size_of(compute))),
+        passing(c.latent ? c.latent->widened(c.num_heads) : 0),
         has_head_norms(!is_linear && !c.latent) {
     if (is_sparse)
       of_experts = 3 * F + 3 * S + c.num_active_experts * H + c.num_experts +
@@ -71,7 +73,7 @@ struct PerToken {
   std::int64_t gradients() const {
     const std::int64_t normed = norm / 2, of_output = outputs / 2;  // of attention, and of the MLP
     const std::int64_t of_heads = heads_for_good + std::max(normed, heads - heads_for_good);
-    const std::int64_t of_attention = of_output + of_heads + attn_proj + attended;
+    const std::int64_t of_attention = of_output + of_heads + attn_proj + passing + attended;
     return normed + of_output + (of_experts > 0 ? std::max(of_experts, 3 * S + of_attention) : mlp + of_attention);
   }
 };
@@ -98,14 +100,14 @@ ActivationBytes activation_bytes(const ModelConfig& config, DType compute, std::
     // A layer that is computed again as a whole keeps its input, and makes everything else beside its gradients.
     const bool keeps_input = is_checkpointed && is_whole;
     const std::int64_t kept = keeps_input ? t.H : t.layer() - (is_checkpointed ? t.dropped(checkpointing.parts) : 0);
-    most_scratch = std::max(most_scratch, t.gradients() + (keeps_input ? t.layer() + (t.S > 0 ? 4 : 2) * t.H : 0));
+    most_scratch = std::max(most_scratch, t.gradients() + (keeps_input ? t.layer() + t.passing + (t.S > 0 ? 4 : 2) * t.H : 0));
     places[i % num_places] = std::max(places[i % num_places], kept);
     if (i + num_places < num_layers) on_host += kept;
   }
   const std::int64_t on_device = std::accumulate(places.begin(), places.end(), std::int64_t{0});
   // Shared delta and what shared experts add to it, final sum and norm, the gradient of the latter; ids, positions and results are a few
   // fp32 values per token.
-  const std::int64_t H = config.hidden_size, ends = (config.shared_expert_size > 0 ? 5 : 4) * H;
+  const std::int64_t H = config.hidden_size, ends = (config.shared_expert_size > 0 ? 5 : 4) * H + kinds[0][0].passing;
   constexpr std::size_t kSmallBytes = 24;
   const std::size_t tokens = static_cast<std::size_t>(num_tokens), size = size_of(compute);
   const auto logits = static_cast<std::size_t>(std::min(num_kept_logits, num_tokens) * ops::kept_row_bytes(compute, config.vocab_size));

@@ -305,7 +305,8 @@ Var linear_attention_of(Frame& frame, const BoundModel& model, std::int64_t i, c
 }
 
 /// Latent attention of a layer for what its first product gives.
-Var latent_attention_of(PartFrames& part, const BoundModel& model, std::int64_t i, const Var& down, const AttentionIndex& index) {
+Var latent_attention_of(PartFrames& part, const BoundModel& model, std::int64_t i, const Var& down, const AttentionIndex& index,
+                        const LayerMemory& memory) {
   const ModelConfig& c = model.weights.config;
   // Whatever the model's other norms have (Liu et al. 2024, DeepSeek-V3).
   constexpr float kLatentEps = 1e-6f;
@@ -322,8 +323,9 @@ Var latent_attention_of(PartFrames& part, const BoundModel& model, std::int64_t 
   Frame& frame = part.attn_proj;
   const autograd::Latents latents = autograd::norm_latents(frame, down, p);
   Var q;
-  if (latents.q.is_defined()) q = autograd::linear(frame, latents.q, model.linear(Block::kQueryUp, i, weight(Block::kKvUp)));
-  const Var up = autograd::linear(frame, latents.kv, model.linear(Block::kKvUp, i, weight(Block::kO)));
+  if (latents.q.is_defined())
+    q = autograd::linear(frame, latents.q, model.linear(Block::kQueryUp, i, weight(Block::kKvUp)), memory.queries_TQ);
+  const Var up = autograd::linear(frame, latents.kv, model.linear(Block::kKvUp, i, weight(Block::kO)), memory.up_TU);
   const Var qkv = autograd::latent_heads(part.heads, down, q, up, p);
   return autograd::narrow_heads(part.heads, autograd::self_attention(part.heads, qkv, attention_of(model, i, {}, {}), index), p);
 }
@@ -385,8 +387,8 @@ Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, cons
                      model.linear(Block::kQkv, i, weight(c.latent ? Block::kKvUp : Block::kO)), Gate::kNone, /*sum_out=*/{});
   const Var projections = c.qk_norm_is_whole ? autograd::norm_projections(part.heads, qkv.value, q_norm, k_norm) : qkv.value;
   const AttentionParameter attention = c.qk_norm_is_whole ? attention_of(model, i, {}, {}) : attention_of(model, i, q_norm, k_norm);
-  const Var heads =
-      c.latent ? latent_attention_of(part, model, i, projections, index) : attend(part.heads, model, i, projections, attention, index);
+  const Var heads = c.latent ? latent_attention_of(part, model, i, projections, index, memory)
+                             : attend(part.heads, model, i, projections, attention, index);
   const Stream attended =
       project_onto(frame, model, qkv.sum, heads, model.linear(Block::kO, i, weight(is_sparse ? Block::kRouter : Block::kGateUp)), memory,
                    /*is_block_output=*/false);
@@ -431,6 +433,10 @@ Var decoder_forward(Frame& frame, const BoundModel& model, const ops::TokenIds& 
   else
     turns[0].delta_TH = frame.take(shape, w.compute);
   if (frame.tape != nullptr && w.config.shared_expert_size > 0) turns[0].shared_TH = frame.take(shape, w.compute);
+  if (const auto& latent = w.config.latent; latent && frame.tape != nullptr) {
+    if (latent->query_rank > 0) turns[0].queries_TQ = frame.take({T, w.config.num_heads * latent->query_dim()}, w.compute);
+    turns[0].up_TU = frame.take({T, w.config.num_heads * (latent->plain_dim + latent->value_dim)}, w.compute);
+  }
 
   for (std::int64_t i = 0; i < w.config.num_layers; ++i) {
     Frame here = frame.in(*region);

@@ -22,9 +22,11 @@ struct Stream {
 
 /// Where a layer writes its outputs, and what it does not save. An undefined view is freshly allocated in the frame.
 struct LayerMemory {
-  TensorView residual_TH = {};         ///< for both of its sums
-  TensorView delta_TH = {};            ///< for the outputs of attention and MLP, which no backward rule reads
-  TensorView shared_TH = {};           ///< for what experts that all tokens pass add to the others' output
+  TensorView residual_TH = {};  ///< for both of its sums
+  TensorView delta_TH = {};     ///< for the outputs of attention and MLP, which no backward rule reads
+  TensorView shared_TH = {};    ///< for what experts that all tokens pass add to the others' output
+  TensorView queries_TQ = {};   ///< for what the products of latents give, which is laid out anew and read by no backward rule
+  TensorView up_TU = {};
   bool wants_delta = false;            ///< the layer's stream is to have both parts, not their sum
   LayerParts again = {};               ///< recomputed by `remake`
   autograd::Remake* remake = nullptr;  ///< required if `again` has parts

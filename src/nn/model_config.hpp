@@ -84,7 +84,11 @@ struct LatentAttention {
   bool are_pairs_neighbours = true;  ///< as in ops::LatentHeads
   bool operator==(const LatentAttention&) const = default;
   std::int64_t query_dim() const noexcept { return plain_dim + rotary_dim; }
-  /// Of the products of a layer with `num_heads`, and the normed latents between them.
+  /// Of what the products of normed latents give in a layer with `num_heads`.
+  std::int64_t widened(std::int64_t num_heads) const noexcept {
+    return num_heads * ((query_rank > 0 ? query_dim() : 0) + plain_dim + value_dim);
+  }
+  /// Of all products, and the normed latents between them.
   std::int64_t projected_width(std::int64_t num_heads) const noexcept {
     const std::int64_t queries = num_heads * query_dim();
     return (query_rank > 0 ? 2 * query_rank : 0) + queries + 2 * kv_rank + rotary_dim + num_heads * (plain_dim + value_dim);
