@@ -173,6 +173,18 @@ float embedding_scale(const Weights& weights) {
   return weights.config.rounds_embedding_scale && weights.compute == DType::kBF16 ? to_f32(to_bf16(scale)) : scale;
 }
 
+/// With a tape: buffers for what no backward rule reads, which all layers share.
+LayerMemory memory_of_all_layers(Frame& frame, const Weights& w, std::int64_t num_tokens) {
+  const ModelConfig& c = w.config;
+  const auto take = [&](std::int64_t width) { return frame.take({num_tokens, width}, w.compute); };
+  LayerMemory memory{.delta_TH = take(c.hidden_size)};
+  if (c.shared_expert_size > 0) memory.shared_TH = take(c.hidden_size);
+  if (!c.latent) return memory;
+  if (c.latent->query_rank > 0) memory.queries_TQ = take(c.num_heads * c.latent->query_dim());
+  memory.up_TU = take(c.num_heads * (c.latent->plain_dim + c.latent->value_dim));
+  return memory;
+}
+
 void set_layer(AttentionIndex& index, const CacheLayers& cache, std::size_t layer) {
   index.kv_layer = &cache.kv[layer];
   index.state_layer = &cache.states[layer];
@@ -428,15 +440,10 @@ Var decoder_forward(Frame& frame, const BoundModel& model, const ops::TokenIds& 
   // Without a tape two pairs of stream buffers take turns and everything else of a layer is given back after it. With one, no backward
   // rule reads the outputs that are added to the stream, so that all of them share one buffer.
   LayerMemory turns[2];
-  if (frame.tape == nullptr)
-    for (LayerMemory& memory : turns) memory = {frame.take(shape, w.compute), frame.take(shape, w.compute)};
+  if (frame.tape != nullptr)
+    turns[0] = memory_of_all_layers(frame, w, T);
   else
-    turns[0].delta_TH = frame.take(shape, w.compute);
-  if (frame.tape != nullptr && w.config.shared_expert_size > 0) turns[0].shared_TH = frame.take(shape, w.compute);
-  if (const auto& latent = w.config.latent; latent && frame.tape != nullptr) {
-    if (latent->query_rank > 0) turns[0].queries_TQ = frame.take({T, w.config.num_heads * latent->query_dim()}, w.compute);
-    turns[0].up_TU = frame.take({T, w.config.num_heads * (latent->plain_dim + latent->value_dim)}, w.compute);
-  }
+    for (LayerMemory& memory : turns) memory = {frame.take(shape, w.compute), frame.take(shape, w.compute)};
 
   for (std::int64_t i = 0; i < w.config.num_layers; ++i) {
     Frame here = frame.in(*region);
