@@ -13,7 +13,6 @@ struct LatentParameter {
   NormParameter q_norm;  ///< no weight: queries have no latent
   NormParameter kv_norm;
   std::int64_t query_width() const noexcept { return heads.num_heads * (heads.plain_dim + heads.rotary_dim); }
-  std::int64_t up_width() const noexcept { return heads.num_heads * (heads.plain_dim + heads.value_dim); }
 };
 
 /// Normed latents: q [T, Lq], undefined where queries have none, and kv [T, Lkv].

@@ -407,12 +407,13 @@ Tokenizer Tokenizer::load(const std::filesystem::path& folder) {
   const auto read_optional = [&](const char* name) {
     return std::filesystem::exists(folder / name) ? read_file(folder / name, kMaxFileBytes) : std::string();
   };
-  std::string tokenizer = read_optional("tokenizer.json");
-  if (tokenizer.empty() && std::filesystem::exists(folder / "tiktoken.model"))
-    tokenizer = detail::tokenizer_json_of_ranks(read_optional("tiktoken.model"), read_optional("tokenizer_config.json"), folder.string());
-  if (tokenizer.empty())
+  if (!has_tokenizer(folder))
     fail(ErrorCode::kNotFound, "[tokenizer] {} has no tokenizer.json; a Hugging Face folder with a fast BPE tokenizer is needed",
          folder.string());
+  const std::string tokenizer =
+      std::filesystem::exists(folder / "tokenizer.json")
+          ? read_optional("tokenizer.json")
+          : detail::tokenizer_json_of_ranks(read_optional("tiktoken.model"), read_optional("tokenizer_config.json"), folder.string());
   return parse(tokenizer, read_optional("tokenizer_config.json"), read_optional("generation_config.json"),
                read_optional("special_tokens_map.json"), folder.string());
 }

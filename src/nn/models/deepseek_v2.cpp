@@ -10,9 +10,6 @@ void configure_deepseek_v2(const ConfigReader& reader, ModelConfig& config) {
   read_latent_attention(reader, {.query_rank = 1536, .kv_rank = 512, .plain_dim = 128, .rotary_dim = 64, .value_dim = 128}, config);
   reader.require_string("scoring_func", "softmax", "softmax");
   reader.require_string("topk_method", "greedy", "greedy");
-  if (const std::int64_t step = reader.integer("moe_layer_freq", 1, 1, 1 << 20); step != 1)
-    fail(ErrorCode::kNotImplemented, "{}: key 'moe_layer_freq' is {}; this build has experts in every layer that is not dense: 1",
-         reader.subject(), step);
   if (reader.boolean("norm_topk_prob", false))
     fail(ErrorCode::kNotImplemented, "{}: key 'norm_topk_prob' is true; models of type 'deepseek_v2' weigh experts by the softmax itself",
          reader.subject());

@@ -10,9 +10,6 @@ namespace {
 void refuse_other_experts(const ConfigReader& reader) {
   reader.require_string("scoring_func", "sigmoid", "sigmoid");
   reader.require_string("topk_method", "noaux_tc", "noaux_tc");
-  if (const std::int64_t step = reader.integer("moe_layer_freq", 1, 1, 1 << 20); step != 1)
-    fail(ErrorCode::kNotImplemented, "{}: key 'moe_layer_freq' is {}; this build has experts in every layer that is not dense: 1",
-         reader.subject(), step);
 }
 
 void configure_deepseek_v3(const ConfigReader& reader, ModelConfig& config) {
@@ -25,19 +22,12 @@ void configure_deepseek_v3(const ConfigReader& reader, ModelConfig& config) {
 
 /// As layer types, in place of `first_k_dense_replace`.
 void read_mlp_types(const ConfigReader& reader, ModelConfig& config) {
-  const std::vector<std::string> types = reader.strings("mlp_layer_types");
+  const std::vector<std::string> types = read_layer_types(reader, config.num_layers, "dense", "mlp_layer_types", "sparse");
   if (types.empty()) return;
-  config.dense_layers.clear();
-  for (std::size_t layer = 0; layer < types.size(); ++layer) {
-    if (types[layer] != "dense" && types[layer] != "sparse")
-      fail(ErrorCode::kNotImplemented, "{}: key 'mlp_layer_types' says '{}' of layer {}; this build knows 'dense' and 'sparse'",
-           reader.subject(), types[layer], layer);
-    if (types[layer] == "dense") config.dense_layers.push_back(static_cast<std::int64_t>(layer));
-  }
-  const auto num_dense = static_cast<std::int64_t>(config.dense_layers.size());
-  if (static_cast<std::int64_t>(types.size()) != config.num_layers || num_dense == config.num_layers)
-    fail(ErrorCode::kCorrupt, "{}: key 'mlp_layer_types' has {} types, {} of them 'dense', wanted one for each of {} layers, not all dense",
-         reader.subject(), types.size(), num_dense, config.num_layers);
+  config.dense_layers = layers_of_type(types, "dense");
+  if (static_cast<std::int64_t>(config.dense_layers.size()) == config.num_layers)
+    fail(ErrorCode::kCorrupt, "{}: key 'mlp_layer_types': all {} layers are 'dense', wanted at least one 'sparse'", reader.subject(),
+         config.num_layers);
 }
 
 void configure_glm4_moe_lite(const ConfigReader& reader, ModelConfig& config) {

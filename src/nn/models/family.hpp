@@ -50,8 +50,9 @@ std::span<const Family* const> families() noexcept;
 const Family& find_family(std::string_view model_type, std::string_view subject);
 
 inline constexpr std::string_view kFullAttention = "full_attention";
-/// What `layer_types` says, a type for each layer, kFullAttention or `other`; empty if it is not there. Error{kCorrupt|kNotImplemented}.
-std::vector<std::string> read_layer_types(const ConfigReader& reader, std::int64_t num_layers, std::string_view other);
+/// What a key says, a type for each layer, `usual` or `other`; empty if it is not there. Error{kCorrupt|kNotImplemented}.
+std::vector<std::string> read_layer_types(const ConfigReader& reader, std::int64_t num_layers, std::string_view other,
+                                          std::string_view key = "layer_types", std::string_view usual = kFullAttention);
 /// The layers of one type, ascending.
 std::vector<std::int64_t> layers_of_type(const std::vector<std::string>& types, std::string_view type);
 

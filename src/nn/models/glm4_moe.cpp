@@ -31,6 +31,9 @@ void read_scored_experts(const ConfigReader& reader, const ScoredExperts& withou
   if (static_cast<std::int64_t>(config.dense_layers.size()) >= config.num_layers)
     fail(ErrorCode::kNotImplemented, "{}: key 'first_k_dense_replace' is {}, which leaves none of {} layers with experts", reader.subject(),
          config.dense_layers.size(), config.num_layers);
+  if (const std::int64_t step = reader.integer("moe_layer_freq", 1, 1, 1 << 20); step != 1)
+    fail(ErrorCode::kNotImplemented, "{}: key 'moe_layer_freq' is {}; this build has experts in every layer that is not dense: 1",
+         reader.subject(), step);
   std::iota(config.dense_layers.begin(), config.dense_layers.end(), 0);
   config.num_skipped_layers = reader.integer("num_nextn_predict_layers", reader.integer("num_mtp_layers", 0, 0, 64), 0, 64);
 }

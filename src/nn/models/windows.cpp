@@ -11,15 +11,15 @@ constexpr std::string_view kSliding = "sliding_attention";
 
 }  // namespace
 
-std::vector<std::string> read_layer_types(const ConfigReader& reader, std::int64_t num_layers, std::string_view other) {
-  const std::vector<std::string> types = reader.strings("layer_types");
-  if (reader.has("layer_types") && static_cast<std::int64_t>(types.size()) != num_layers)
-    fail(ErrorCode::kCorrupt, "{}: key 'layer_types': wanted a type for each of the {} layers, found {}", reader.subject(), num_layers,
+std::vector<std::string> read_layer_types(const ConfigReader& reader, std::int64_t num_layers, std::string_view other, std::string_view key,
+                                          std::string_view usual) {
+  const std::vector<std::string> types = reader.strings(key);
+  if (reader.has(key) && static_cast<std::int64_t>(types.size()) != num_layers)
+    fail(ErrorCode::kCorrupt, "{}: key '{}': wanted a type for each of the {} layers, found {}", reader.subject(), key, num_layers,
          types.size());
   for (const std::string& type : types)
-    if (type != other && type != kFullAttention)
-      fail(ErrorCode::kNotImplemented, "{}: key 'layer_types': '{}'; this build has {} and {}", reader.subject(), type, kFullAttention,
-           other);
+    if (type != other && type != usual)
+      fail(ErrorCode::kNotImplemented, "{}: key '{}': '{}'; this build has {} and {}", reader.subject(), key, type, usual, other);
   return types;
 }
 
