@@ -74,9 +74,10 @@ TEST_P(CudaDecoderTest, TrainsLikeTheCpu) {
     worst = std::max(worst, e);
   }
   const bool is_f32 = compute == DType::kF32;
-  // In bf16 some tokens have other experts on the other side, most of them behind linear attention, where roundings add up over a row.
-  const bool has_others = config_.num_experts > 0 && !config_.linear.layers.empty();
-  const double least_cosine = is_f32 ? 0.99999 : has_others ? 0.9 : 0.995;
+  // In bf16 some tokens have other experts on the other side: behind linear attention, where roundings add up over a row, and where
+  // sigmoids of a few random scores lie close to each other.
+  const bool has_others = config_.num_experts > 0 && (!config_.linear.layers.empty() || config_.has_score_router);
+  const double least_cosine = is_f32 ? 0.99999 : has_others ? 0.85 : 0.995;
   EXPECT_LT(error, is_f32 ? 1e-5 : 0.03);
   EXPECT_LT(worst, is_f32 ? 2e-4 : has_others ? 2.0 : 0.5);
   for (std::size_t p = 0; p < cpu.parameters->named().size(); ++p) {
@@ -86,6 +87,10 @@ TEST_P(CudaDecoderTest, TrainsLikeTheCpu) {
       dot += static_cast<double>(a[k]) * b[k];
       aa += static_cast<double>(a[k]) * a[k];
       bb += static_cast<double>(b[k]) * b[k];
+    }
+    if (aa == 0 && bb == 0) {  // what no gradient reaches
+      EXPECT_TRUE(config_.has_score_router && cpu.parameters->named()[p].name.ends_with("bias")) << cpu.parameters->named()[p].name;
+      continue;
     }
     // bf16: each side rounds on its own way; a k bias has a gradient of noise alone, and few numbers show what more would level out.
     const bool is_noise = cpu.parameters->named()[p].name.ends_with("k_proj.bias") || a.size() < 16;
