@@ -31,6 +31,7 @@ int run_dashboard(const config::ParsedCommand& parsed);
 int run_plot(const config::ParsedCommand& parsed);
 int run_report(const config::ParsedCommand& parsed);
 int run_top(const config::ParsedCommand& parsed);
+int run_replay(const config::ParsedCommand& parsed);
 int run_chat(const config::ParsedCommand& parsed);
 int run_env(const config::ParsedCommand& parsed);
 int run_env_server(const config::ParsedCommand& parsed);

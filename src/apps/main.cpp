@@ -36,6 +36,7 @@ int dispatch(const prl::config::ParsedCommand& parsed) {
     case Command::kDashboard: return apps::run_dashboard(parsed);
     case Command::kPlot: return apps::run_plot(parsed);
     case Command::kReport: return apps::run_report(parsed);
+    case Command::kReplay: return apps::run_replay(parsed);
     case Command::kTop: return apps::run_top(parsed);
     case Command::kChat: return apps::run_chat(parsed);
     case Command::kEnv: return apps::run_env(parsed);

@@ -35,7 +35,7 @@ std::vector<std::string_view> positionals_of(Command command) {
   if (command == Command::kK8s) return {"action"};
   if (command == Command::kRuns) return {"action", "run"};
   if (command == Command::kDashboard || command == Command::kPlot) return {"runs..."};
-  if (command == Command::kReport || command == Command::kTop) return {"run"};
+  if (command == Command::kReport || command == Command::kTop || command == Command::kReplay) return {"run"};
   if (command == Command::kConvert) return {"input", "output_dir"};
   return {};
 }
@@ -378,6 +378,7 @@ PRL_INSTANTIATE(PlotConfig)
 PRL_INSTANTIATE(RouterToolConfig)
 PRL_INSTANTIATE(K8sConfig)
 PRL_INSTANTIATE(RunsToolConfig)
+PRL_INSTANTIATE(ReplayConfig)
 PRL_INSTANTIATE(ReportConfig)
 PRL_INSTANTIATE(TopConfig)
 PRL_INSTANTIATE(EvalsConfig)

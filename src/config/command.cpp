@@ -17,6 +17,7 @@ constexpr CommandInfo kCommands[] = {
     {Command::kDashboard, "dashboard", "Show finished and running runs in a browser"},
     {Command::kPlot, "plot", "Draw metrics of runs as a picture"},
     {Command::kReport, "report", "Write a run as one HTML file to send to others"},
+    {Command::kReplay, "replay", "Train once more on what a run trained on, to the same weights or with other settings"},
     {Command::kRuns, "runs", "List, add, pause, drain or stop the runs of a trainer that serves several"},
     {Command::kTop, "top", "Watch a run in the terminal"},
     {Command::kInitModel, "init-model", "Make a small model folder with random weights"},

@@ -32,6 +32,7 @@ enum class Command {
   kDashboard,
   kPlot,
   kReport,
+  kReplay,
   kTop,
   kEvals,
 };

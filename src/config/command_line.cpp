@@ -82,8 +82,8 @@ void take_command(ParsedCommand& parsed, Command command, std::vector<std::strin
   const bool has_positionals = command == Command::kInitModel || command == Command::kMakeData || command == Command::kResults ||
                                command == Command::kBench || command == Command::kConvert || command == Command::kEnv ||
                                command == Command::kK8s || command == Command::kRuns || command == Command::kDashboard ||
-                               command == Command::kPlot || command == Command::kReport || command == Command::kTop ||
-                               command == Command::kLaunch || command == Command::kPlan;
+                               command == Command::kPlot || command == Command::kReport || command == Command::kReplay ||
+                               command == Command::kTop || command == Command::kLaunch || command == Command::kPlan;
   if (!has_positionals && !args.empty() && args[0] == "help") args[0] = "--help";
   parsed.args = std::move(args);
 }

@@ -51,6 +51,7 @@ TEST(GoldenKeys, EveryKeyIsListed) {
   list_command<PlotConfig>(Command::kPlot, found);
   list_command<ReportConfig>(Command::kReport, found);
   list_command<TopConfig>(Command::kTop, found);
+  list_command<ReplayConfig>(Command::kReplay, found);
   list_command<EvalsConfig>(Command::kEvals, found);
   list_command<EnvServerConfig>(Command::kEnvServer, found);
   list_command<LaunchConfig>(Command::kLaunch, found);

@@ -121,6 +121,7 @@ TEST_F(Reference, EveryCommandHasAPageThatIsUpToDate) {
   expect_command<PlotConfig>(Command::kPlot);
   expect_command<ReportConfig>(Command::kReport);
   expect_command<TopConfig>(Command::kTop);
+  expect_command<ReplayConfig>(Command::kReplay);
   expect_command<EvalsConfig>(Command::kEvals);
   std::string index =
       "\nOne page per command, written from the program's own list of keys; `prl COMMAND --help` prints the same.\n\n"

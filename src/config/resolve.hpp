@@ -94,6 +94,8 @@ Resolution<K8sConfig> resolve(Value raw, const Context& context);
 template <>
 Resolution<RunsToolConfig> resolve(Value raw, const Context& context);
 template <>
+Resolution<ReplayConfig> resolve(Value raw, const Context& context);
+template <>
 Resolution<DashboardToolConfig> resolve(Value raw, const Context& context);
 template <>
 Resolution<PlotConfig> resolve(Value raw, const Context& context);

@@ -478,6 +478,7 @@ void check_models(RlConfig& config, const Check& check) {
   if (config.trainer.max_concurrent_runs > 1)
     check.not_built("trainer.max_concurrent_runs",
                     "several runs in one launch; start `prl trainer`, `prl inference`, and `prl orchestrator` for each run");
+  if (config.trainer.data.recorded) check.problem("trainer.data.recorded", "trains without an orchestrator: `prl replay RUN` does it");
   if (config.trainer.enable_router_replay && config.inference) {
     if (!check.is_set("inference.enable_return_routed_experts")) config.inference->enable_return_routed_experts = true;
     if (config.inference->kv_cache_offload)

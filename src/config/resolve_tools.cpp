@@ -63,6 +63,18 @@ Resolution<RunsToolConfig> resolve(Value raw, const Context& context) {
 }
 
 template <>
+Resolution<ReplayConfig> resolve(Value raw, const Context& context) {
+  auto resolution = detail::bind_all<ReplayConfig>(raw);
+  const ReplayConfig& config = resolution.config;
+  const Check check(raw, "", resolution.report, context);
+  if (config.run.empty()) check.problem("run", "is needed: `prl replay RUN`");
+  if (config.last_step && *config.last_step <= config.from_step)
+    check.problem("last_step", fmt::format("must be after from_step, which is {}", config.from_step));
+  if (!config.trainer.is_table()) check.problem("trainer", "expects keys of `prl trainer`, for example --trainer.loss.type gspo");
+  return resolution;
+}
+
+template <>
 Resolution<ConvertConfig> resolve(Value raw, const Context& context) {
   auto resolution = detail::bind_all<ConvertConfig>(raw);
   const Check check(raw, "", resolution.report, context);

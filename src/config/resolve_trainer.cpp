@@ -148,11 +148,24 @@ void check_routing(const TrainerConfig& config, const Check& check) {
                   "gives tokens other experts than enable_router_replay, those that they were sampled with");
 }
 
+void check_recorded(const TrainerConfig& config, const Check& check) {
+  if (!config.data.recorded) return;
+  const RecordedStepsConfig& recorded = *config.data.recorded;
+  if (recorded.run.empty()) check.problem("data.recorded.run", "is needed: the output folder of the run that recorded its steps");
+  if (config.data.fake) check.problem("data.recorded", "does not go with data.fake");
+  if (config.healing) check.problem("healing", "does not go with data.recorded: a replay that ends is started again");
+  if (config.ckpt && config.ckpt->resume_step && recorded.from_step > 0)
+    check.problem("data.recorded.from_step", "does not go with ckpt.resume_step, which says where to begin too");
+  if (recorded.last_step && *recorded.last_step <= recorded.from_step)
+    check.problem("data.recorded.last_step", fmt::format("must be after from_step, which is {}", recorded.from_step));
+}
+
 /// Of a trainer of several runs: what belongs to one run alone, or is not built for several.
 void check_several_runs(const TrainerConfig& config, const Check& check) {
   if (config.max_concurrent_runs == 1) return;
   if (!config.model.lora) check.problem("max_concurrent_runs", "needs model.lora: each run trains an adapter of the same base model");
-  if (config.data.fake || config.bench) check.problem("max_concurrent_runs", "goes with neither data.fake nor bench");
+  if (!config.data.is_sent() || config.bench) check.problem("max_concurrent_runs", "goes with neither data.fake, data.recorded nor bench");
+  if (config.record) check.not_built("record", "recording the steps of several runs");
   if (config.model.debug.random_init) check.problem("model.debug.random_init", "several runs share a base model that is loaded");
   if (config.ckpt && config.ckpt->resume_step)
     check.problem("ckpt.resume_step", "each of several runs goes on from its own newest checkpoint; remove it");
@@ -170,7 +183,7 @@ void check_several_runs(const TrainerConfig& config, const Check& check) {
 void check_lora_broadcast(const TrainerConfig& config, const Check& check) {
   const auto* nccl = std::get_if<NcclBroadcast>(&config.weight_broadcast);
   const bool leaves_process = nccl != nullptr || std::holds_alternative<FilesystemBroadcast>(config.weight_broadcast);
-  if (leaves_process && !config.model.lora->modules_to_save.empty() && !config.data.fake && !config.bench)
+  if (leaves_process && !config.model.lora->modules_to_save.empty() && config.data.is_sent() && !config.bench)
     check.not_built("model.lora.modules_to_save", "whole modules beside an adapter in another process's engine; use deployment colocated");
   if (nccl != nullptr && nccl->num_senders.value_or(1) > 1)
     check.warn("weight_broadcast.num_senders", "has no effect with model.lora: an adapter is small, and the first rank sends it");
@@ -180,10 +193,12 @@ void check_lora_broadcast(const TrainerConfig& config, const Check& check) {
 
 void check_trainer(TrainerConfig& config, const Check& check) {
   check_routing(config, check);
+  check_recorded(config, check);
   check_several_runs(config, check);
   if (config.bench) {
     config.max_steps = kBenchSteps;
     config.ckpt.reset();
+    if (config.data.recorded) check.problem("data.recorded", "does not go with bench, which trains on random data");
     if (!config.data.fake) config.data.fake.emplace();
     if (config.wandb) mark_bench(*config.wandb);
   }
@@ -216,10 +231,11 @@ Resolution<TrainerConfig> resolve(Value raw, const Context& context) {
   auto resolution = detail::bind_all<TrainerConfig>(raw);
   resolution.report.decisive.insert("loss.type");
   const detail::Check check(raw, "", resolution.report, context);
-  if (std::holds_alternative<LocalRollouts>(resolution.config.rollout_transport) && !resolution.config.data.fake &&
+  if (std::holds_alternative<LocalRollouts>(resolution.config.rollout_transport) && resolution.config.data.is_sent() &&
       !resolution.config.bench)
     check.problem("rollout_transport.type", "local works only inside `prl rl`; use filesystem or zmq");
-  if (std::holds_alternative<LocalBroadcast>(resolution.config.weight_broadcast) && check.is_set("weight_broadcast"))
+  if (std::holds_alternative<LocalBroadcast>(resolution.config.weight_broadcast) && check.is_set("weight_broadcast") &&
+      !resolution.config.data.recorded)
     check.problem("weight_broadcast.type", "local works only inside `prl rl`; use filesystem");
   detail::check_trainer(resolution.config, check);
   return resolution;

@@ -31,6 +31,7 @@ template const TypeOps& ops_of<DashboardToolConfig>();
 template const TypeOps& ops_of<RouterToolConfig>();
 template const TypeOps& ops_of<K8sConfig>();
 template const TypeOps& ops_of<RunsToolConfig>();
+template const TypeOps& ops_of<ReplayConfig>();
 template const TypeOps& ops_of<PlotConfig>();
 template const TypeOps& ops_of<ReportConfig>();
 template const TypeOps& ops_of<TopConfig>();

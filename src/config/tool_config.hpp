@@ -246,6 +246,27 @@ struct ReportConfig {
   }
 };
 
+/// `prl replay RUN`: the trainer of a run once more, on the samples that the run recorded.
+struct ReplayConfig {
+  std::filesystem::path run;
+  std::filesystem::path output_dir;
+  std::int64_t from_step = 0;
+  std::optional<std::int64_t> last_step;
+  std::optional<bool> require_same;
+  int num_ranks = 1;
+  Value trainer = Value::table();
+  template <class V>
+  void visit(V& v) {
+    v.field("run", run, "Output folder of the run, which recorded its steps (trainer.record)");
+    v.field("output_dir", output_dir, "Folder of what the replay writes; beside that of the run, with -replay behind its name, if empty");
+    v.field("from_step", from_step, "Begin with the run's checkpoint of this step; 0 is the model", {.unit = "steps", .min = 0});
+    v.field("last_step", last_step, "End after this step; the last recorded one if not set", {.unit = "steps", .min = 1});
+    v.field("require_same", require_same, "Other weights than the run's are an error; unset: unless keys under trainer decide the weights");
+    v.field("num_ranks", num_ranks, "Processes that share the work, on a GPU each; the bits do not depend on it", {.min = 1, .max = 64});
+    v.field("trainer", trainer, "Keys of `prl trainer` that are to differ, for example --trainer.loss.type gspo");
+  }
+};
+
 /// `prl top RUN`: a run in the terminal, drawn again as it goes on.
 struct TopConfig {
   std::filesystem::path run;

@@ -31,11 +31,30 @@ struct FakeRolloutsConfig {
   }
 };
 
+/// The steps that another run recorded (TrainerConfig::record) instead of an orchestrator.
+struct RecordedStepsConfig {
+  std::filesystem::path run;
+  std::int64_t from_step = 0;
+  std::optional<std::int64_t> last_step;
+  bool require_same = true;
+  template <class V>
+  void visit(V& v) {
+    v.field("run", run, "Output folder of the run that recorded its steps");
+    v.field("from_step", from_step, "Begin with that run's checkpoint of this step; 0 is the model", {.unit = "steps", .min = 0});
+    v.field("last_step", last_step, "End after this step; the last recorded one if not set", {.unit = "steps", .min = 1});
+    v.field("require_same", require_same, "Other weights than the recorded run's are an error; without it they are logged");
+  }
+};
+
 struct TrainerDataConfig {
   std::optional<FakeRolloutsConfig> fake;
+  std::optional<RecordedStepsConfig> recorded;
+  /// Samples come from an orchestrator.
+  bool is_sent() const noexcept { return !fake && !recorded; }
   template <class V>
   void visit(V& v) {
     v.field("fake", fake, "Random data, so that no orchestrator is needed");
+    v.field("recorded", recorded, "Train again on the steps that a run recorded; see `prl replay`");
   }
 };
 
@@ -73,6 +92,7 @@ struct TrainerConfig {
   MatmulPrecision matmul_precision = MatmulPrecision::kHigh;
   bool enable_router_replay = false;
   bool enable_token_export = false;
+  bool record = false;
   int max_concurrent_runs = 1;
   int dist_timeout_seconds = 600;
   std::optional<GcConfig> gc;
@@ -111,6 +131,7 @@ struct TrainerConfig {
             {.status = inert("float32 products are always exact")});
     v.field("enable_router_replay", enable_router_replay, "Of mixtures of experts: train each token with the experts it was sampled with");
     v.field("enable_token_export", enable_token_export, "Write what the trainer found of each token to token_exports");
+    v.field("record", record, "Keep what each step trained on and made, in rollouts/step_N, for `prl replay`");
     v.field("max_concurrent_runs", max_concurrent_runs,
             "Above 1: serve the runs of folders run_* below output_dir, so many at once, an adapter each", {.min = 1, .max = 1024});
     v.field("dist_timeout_seconds", dist_timeout_seconds, "Longest wait for another rank", {.unit = "seconds", .min = 1});

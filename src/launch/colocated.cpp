@@ -144,6 +144,7 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   std::optional<MemoryPlan>& plan = planned.plan;
   trainer::RlRunOptions run =
       rl_run_options(config.trainer, training, measured_peak_flops(config.trainer.compute, policy.options().compute));
+  add_records(run, config.trainer, *runtime);
   run.first_notice = std::chrono::minutes(1);  // here a failure of the others is seen at once, and sampling may take as long as training
   const std::int64_t resume_step = orchestrator_resume_step(config.orchestrator);
 

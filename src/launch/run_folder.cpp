@@ -228,7 +228,7 @@ PreparedFolder prepare_run_folder(config::TrainerConfig& config) {
   if (config.bench) return prepared;
   OutputFolder folder(config.output_dir, saved_folder(config.ckpt), config.file_monitor.path);
   Start start{.kind = "rl", .units = {kTrainerUnit}, .roles = {kTrainerRows}, .is_alone = true};
-  if (!config.data.fake) start.units.emplace_back(orchestrator::kCheckpointUnit);
+  if (config.data.is_sent()) start.units.emplace_back(orchestrator::kCheckpointUnit);
   start.resume = resume_of(config.ckpt, start.units);
   start.max_steps = config.max_steps;
   if (start.resume) {

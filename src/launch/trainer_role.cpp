@@ -13,7 +13,9 @@
 #include "launch/run_slots.hpp"
 #include "launch/transports.hpp"
 #include "monitor/sinks.hpp"
+#include "ops/context.hpp"
 #include "orchestrator/progress.hpp"
+#include "rollouts/step_record.hpp"
 #include "text/chat_template.hpp"
 #include "trainer/fake_rollouts.hpp"
 #include "trainer/metrics.hpp"
@@ -34,6 +36,15 @@ nn::ActivationCheckpointing checkpointing_of(const std::optional<config::Activat
   const auto has = [&](std::string_view name) { return std::ranges::find(ac->targets, name) != ac->targets.end(); };
   out.parts = {.norm = has("norm"), .attn_proj = has("attn_proj"), .mlp = has("mlp") || has("routed_experts")};
   return out;
+}
+
+/// Whether the run that was replayed came to the same weights.
+void log_replay(const trainer::Replay& replay, std::int64_t last_step) {
+  if (const auto first = replay.first_other())
+    log::warning("replayed up to step {}: {} steps made the weights of the recorded run, from step {} on they are others", last_step,
+                 replay.num_same(), *first);
+  else
+    log::success("replayed {} steps up to step {}: the weights of each have the bits of the recorded run", replay.num_same(), last_step);
 }
 
 /// Whether there is anything to offload from; `key` asked for it.
@@ -147,13 +158,13 @@ trainer::RlRunOptions rl_run_options(const config::TrainerConfig& config, traine
   options.checkpoint = checkpoint_options(config.ckpt, config.output_dir, text_folder(config.tokenizer.name.value_or(config.model.name)),
                                           config.tokenizer.chat_template);
   options.resume = resume_options(config.ckpt);
-  if (!config.data.fake && options.checkpoint) options.checkpoint->units.emplace_back(orchestrator::kCheckpointUnit);
+  if (config.data.is_sent() && options.checkpoint) options.checkpoint->units.emplace_back(orchestrator::kCheckpointUnit);
   // Both parts of a checkpoint are needed to go on: the orchestrator's holds the batches that are next.
-  if (options.resume && !config.data.fake && !options.resume->skip_progress)
+  if (options.resume && config.data.is_sent() && !options.resume->skip_progress)
     options.resume->units.emplace_back(orchestrator::kCheckpointUnit);
   if (std::holds_alternative<config::FilesystemBroadcast>(config.weight_broadcast)) options.broadcasts = config.output_dir / "broadcasts";
   // The orchestrator may be this far ahead of the trainer's version, the step in hand not counted.
-  if (!config.data.fake) options.max_steps_after_stop = config.max_async_level + 1;
+  if (config.data.is_sent()) options.max_steps_after_stop = config.max_async_level + 1;
   if (config.healing) options.max_losses = config.healing->max_restarts;
   options.log_interval = std::chrono::milliseconds(static_cast<std::int64_t>(1000 * config.log.interval));
   if (!config.bench) options.orders = RunOrders::of(config.output_dir);
@@ -161,6 +172,16 @@ trainer::RlRunOptions rl_run_options(const config::TrainerConfig& config, traine
   options.is_bench = config.bench.has_value();
   if (config.bench) options.bench_json = config.bench->output_json;
   return options;
+}
+
+void add_records(trainer::RlRunOptions& options, const config::TrainerConfig& config, const DeviceRuntime& runtime) {
+  if (config.record) options.recorder = std::make_shared<trainer::StepRecorder>(config.output_dir, ops::kernels_of(runtime));
+  if (!config.data.recorded) return;
+  const config::RecordedStepsConfig& recorded = *config.data.recorded;
+  options.replay = std::make_shared<trainer::Replay>(recorded.run, ops::kernels_of(runtime), recorded.require_same);
+  if (recorded.from_step == 0) return;
+  options.resume.emplace().step = recorded.from_step;
+  options.resume_from = recorded.run / "checkpoints";
 }
 
 std::unique_ptr<monitor::Monitor> make_monitor(monitor::MetricSet declared, const char* role, const std::filesystem::path& output_dir,
@@ -190,10 +211,10 @@ int run_trainer_role(const config::TrainerConfig& given, std::stop_token stop) {
   step.num_ranks = env.size;
   trainer::PolicyOptions of_policy = policy_options(config, runtime);
   share_masters(of_policy, env, step, config.model);
-  const bool publishes = !config.data.fake && (is_first || config.healing);
+  const bool publishes = config.data.is_sent() && (is_first || config.healing);
   // An adapter is small, and goes from the first rank's host memory.
   const bool has_adapter = config.model.lora.has_value();
-  const int senders = config.data.fake || has_adapter ? 1 : num_senders(config.weight_broadcast, env.size);
+  const int senders = !config.data.is_sent() || has_adapter ? 1 : num_senders(config.weight_broadcast, env.size);
   double kept_for_engines = senders > 1 && env.rank < senders ? 2.0 / senders : 0.0;
   if (publishes && !has_adapter && std::holds_alternative<config::NcclBroadcast>(config.weight_broadcast)) kept_for_engines = 1;
   const PlannedPolicy planned = make_policy(runtime, std::move(of_policy), step, config.model.seq_len, 0, kept_for_engines);
@@ -209,6 +230,7 @@ int run_trainer_role(const config::TrainerConfig& given, std::stop_token stop) {
   options.num_senders = senders;
   if (senders > 1) options.sender = make_part_server(config.weight_broadcast, env.host, config.max_async_level, *runtime);
   if (options.checkpoint) options.checkpoint->may_write = is_first;
+  add_records(options, config, *runtime);
   if (!is_first) options.bench_json.reset();
   auto monitor =
       is_first ? make_monitor(trainer::trainer_metrics(), kTrainerRows, config.output_dir, config.file_monitor, config.bench.has_value())
@@ -229,6 +251,8 @@ int run_trainer_role(const config::TrainerConfig& given, std::stop_token stop) {
                                           .vocab_size = policy.config().vocab_size,
                                           .generate_samples = config.data.fake->generate_samples,
                                           .first_step = first_step});
+    if (config.data.recorded)
+      return std::make_unique<rollouts::RecordedSteps>(config.data.recorded->run, first_step, config.data.recorded->last_step);
     return make_sample_receiver(config.rollout_transport, config.output_dir, first_step);
   };
   options.take_over = [&] {
@@ -244,6 +268,7 @@ int run_trainer_role(const config::TrainerConfig& given, std::stop_token stop) {
   // Engines may still ask for the last version.
   if (auto* sender = dynamic_cast<weights::CollectiveChannel*>(channel.get()); sender && !result.was_stopped)
     sender->wait_until_released(stop);
+  if (options.replay && is_first) log_replay(*options.replay, result.last_step);
   log::info("trainer finished after step {}{}", result.last_step, result.was_stopped ? " (stopped)" : "");
   return 0;
 }

@@ -18,6 +18,8 @@ trainer::RowCut row_cut(const config::TrainerModelConfig& model);
 trainer::GradientStepOptions step_options(const config::TrainerConfig& config, const std::shared_ptr<DeviceRuntime>& runtime);
 /// What the run loop needs; `measured_peak_flops` is of the policy's dtype.
 trainer::RlRunOptions rl_run_options(const config::TrainerConfig& config, trainer::GradientStepOptions step, double measured_peak_flops);
+/// What is recorded of the run's steps, and held against those of another that it replays.
+void add_records(trainer::RlRunOptions& options, const config::TrainerConfig& config, const DeviceRuntime& runtime);
 /// Checkpoints as a trainer-like section asks for them, below `output_dir`. `chat_template`, text or file as the config key takes it,
 /// goes with the weights in place of the tokenizer folder's own.
 std::optional<trainer::CheckpointOptions> checkpoint_options(const std::optional<config::TrainerCkptConfig>& config,

@@ -22,6 +22,13 @@ void* Workspace::require(std::size_t bytes) {
   return data_;
 }
 
+std::string kernels_of(const DeviceRuntime& runtime) {
+  if (runtime.device().kind == DeviceKind::kCpu) return fmt::format("the {} kernels of a CPU", cpu::to_string(cpu::chosen_kind()));
+  for (const CudaDeviceInfo& device : list_cuda_devices().devices)
+    if (device.index == runtime.device().index) return fmt::format("the kernels of an {}", device.name);
+  return "the kernels of a GPU";
+}
+
 OpSession::OpSession(std::shared_ptr<DeviceRuntime> runtime, int num_threads) {
   const bool is_cpu = runtime->device().kind == DeviceKind::kCpu;
   const OpTable* table = is_cpu ? &cpu::op_table(cpu::chosen_kind()) : cuda_op_table();

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "base/thread_pool.hpp"
 #include "tensor/tensor.hpp"
@@ -43,6 +44,9 @@ struct OpContext {
   /// off, and a size is tuned once it has been used often. Results do not depend on it.
   bool may_measure = true;
 };
+
+/// Which kernels compute there, in words ("the avx512 kernels of a CPU"): where it says the same, they round in the same way.
+std::string kernels_of(const DeviceRuntime& runtime);
 
 /// Owns what an OpContext points to.
 class OpSession {

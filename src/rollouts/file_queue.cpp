@@ -9,6 +9,7 @@
 
 #include "base/error.hpp"
 #include "base/files.hpp"
+#include "rollouts/sealed.hpp"
 
 namespace prl::rollouts {
 namespace {
@@ -19,22 +20,8 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kFilePoll{10};
 constexpr std::uint64_t kMaxFileBytes = std::uint64_t{16} << 30;
 
-/// A file of the queue: this mark, the XXH3 of what follows in 16 hex digits, then the encoded batch.
+/// Begins a sealed file of the queue.
 constexpr std::string_view kMark = "PRLQUEUE";
-constexpr std::size_t kChecksumDigits = 16;
-
-std::string sealed(const std::string& bytes) { return fmt::format("{}{:016x}", kMark, hash_bytes(std::string_view(bytes))) + bytes; }
-
-/// What sealed() was given. Error{kCorrupt}.
-std::string_view unsealed(std::string_view file) {
-  if (file.size() < kMark.size() + kChecksumDigits || !file.starts_with(kMark))
-    fail(ErrorCode::kCorrupt, "is no file of a sample queue, or is cut off: {} bytes", file.size());
-  const std::string_view wanted = file.substr(kMark.size(), kChecksumDigits), bytes = file.substr(kMark.size() + kChecksumDigits);
-  if (const std::string found = fmt::format("{:016x}", hash_bytes(bytes)); found != wanted)
-    fail(ErrorCode::kCorrupt, "its samples have the checksum {}, it says {}: damaged after it was written; resume from the last checkpoint",
-         found, wanted);
-  return bytes;
-}
 
 fs::path step_dir(const fs::path& folder, std::int64_t step) { return folder / fmt::format("step_{}", step); }
 fs::path ready_file(const fs::path& folder, std::int64_t step, std::int64_t rank) {
@@ -132,7 +119,7 @@ class FileSender final : public SampleSender {
       wire::TrainingBatch one;
       one.step = batch.step;
       one.ranks.push_back(batch.ranks[static_cast<std::size_t>(rank)]);
-      const std::string bytes = sealed(wire::encode(one));
+      const std::string bytes = sealed(kMark, wire::encode(one));
       const fs::path taken = taken_file(options_.folder, batch.step, rank);
       // A sender before this one sent it, and it was taken: nobody would take a second copy, and later steps would wait for that.
       if (holds(taken, bytes)) continue;
@@ -230,12 +217,12 @@ class FileReceiver final : public SampleReceiver {
   RankBatch read(const fs::path& path) const {
     try {
       const std::string file = read_file(path, kMaxFileBytes);
-      wire::TrainingBatch batch = wire::decode_training_batch(unsealed(file));
+      wire::TrainingBatch batch = wire::decode_training_batch(unsealed(kMark, file, "a file of a sample queue"));
       if (batch.step != next_step_ || batch.ranks.size() != 1)
         fail(ErrorCode::kCorrupt, "holds step {} for {} ranks, wanted step {} for one", batch.step, batch.ranks.size(), next_step_);
       return RankBatch{batch.step, std::move(batch.ranks.front())};
     } catch (const Error& error) {
-      throw error.with_context(path.string());
+      fail(error.code(), "{}: {}; resume from the last checkpoint", path.string(), error.what());
     }
   }
 

@@ -99,7 +99,7 @@ class RlTraining final : public Training {
     metrics["time/wait_for_batch"] = seconds_since(start);
     // A stop reaches the orchestrator too, whose samples may end before this role has looked.
     if (!batch_) check_stop();
-    if (!batch_ && !is_stopped_ && options_.step.max_steps)
+    if (!batch_ && !is_stopped_ && options_.step.max_steps && options_.replay == nullptr)
       fail(ErrorCode::kUnavailable,
            "[trainer] the samples from {} ended before step {} of {}: the orchestrator has stopped; its log says why", source(), step,
            *options_.step.max_steps);
@@ -114,12 +114,14 @@ class RlTraining final : public Training {
   bool publish() override {
     const bool publishes = channel_ != nullptr && is_first();
     hold_part();
-    if (brings_layers() ? !gradient_step().is_any_rank(publishes) : !publishes) return false;
+    const bool any_publishes = brings_layers() ? gradient_step().is_any_rank(publishes) : publishes;
+    const bool any_proves = brings_layers() ? any_publishes || keeps_record() : publishes || (keeps_record() && is_first());
     Policy& policy = trainer_.policy();
     weights::Publication publication;
     publication.others = senders_;
-    if (brings_layers() && !sends_own_) policy.gather_values(publishes);
-    publication.manifest = policy.manifest();
+    if (any_publishes && brings_layers() && !sends_own_) policy.gather_values(publishes);
+    if (any_proves) publication.manifest = policy.manifest();
+    if (keeps_record()) record(publication.manifest.checksum);
     if (!publishes) return false;
     if (!brings_layers()) publication.handle = policy.weights();
     CheckpointOptions saved = options_.checkpoint.value_or(CheckpointOptions{});
@@ -148,6 +150,18 @@ class RlTraining final : public Training {
   /// Takes the samples and publishes for all ranks.
   bool is_first() { return ranks().rank() == 0; }
   std::string source() const { return receiver_ != nullptr ? receiver_->describe() : "rank 0"; }
+
+  bool keeps_record() const { return options_.recorder != nullptr || options_.replay != nullptr; }
+  /// What the newest weights are and came from. All ranks call it, and all fail if the first one does.
+  void record(std::uint64_t checksum) {
+    agree(ranks(), [&] {
+      if (!is_first()) return;
+      const std::int64_t step = trainer_.progress().step;
+      const bool has_batch = batch_ && batch_->step == step;
+      if (options_.recorder != nullptr) options_.recorder->record(step, has_batch ? &*batch_ : nullptr, checksum);
+      if (options_.replay != nullptr) options_.replay->check(step, checksum);
+    });
+  }
 
   std::int64_t num_values() { return trainer_.policy().parameters().table()->num_master_elements(); }
   /// Tells the first rank who else sends engines a part of new weights, and which. Where layers are brought each rank sends what it holds,

@@ -12,6 +12,7 @@
 #include "rollouts/sample_queue.hpp"
 #include "trainer/gradient_step.hpp"
 #include "trainer/policy.hpp"
+#include "trainer/replay.hpp"
 #include "trainer/report.hpp"
 #include "trainer/train_run.hpp"
 #include "weights/weight_channel.hpp"
@@ -58,6 +59,10 @@ struct RlRunOptions : TrainRunOptions {
   /// Ranks that send engines a part of new weights each, the first ones, where all have whole weights; from 2 on each rank has a `sender`.
   int num_senders = 1;
   std::shared_ptr<weights::WeightServer> sender;
+  // Both the same at all ranks, of which the first one does the work.
+  std::shared_ptr<StepRecorder> recorder;  ///< keeps what each step trained on and made; may be null
+  /// The samples are those that another run recorded, whose weights are to be made again; their end is that of the run. May be null.
+  std::shared_ptr<Replay> replay;
 };
 
 /// Makes the sample source once the first step is known (a resume decides it).

@@ -69,6 +69,11 @@ constexpr std::string_view kPlanNotes =
     "ranks), and of rl sampling and weight sync. The output names what was assumed; --assume-... changes it, and\n"
     "docs/operators/plan.md says how each part is formed and how far off it was where it was measured.\n";
 
+constexpr std::string_view kReplayNotes =
+    "The samples are those that the run recorded with --trainer.record, in its order; no model is asked and no environment is\n"
+    "played. With the run's own settings each step must make the weights that it made then, bit for bit. With others, as\n"
+    "--trainer.optim.lr 1e-6, it shows what they would have done with the same samples. docs/operators/replay.md.\n";
+
 constexpr HelpGuide kGuides[] = {
     {Command::kRl, "prl rl @ configs/reverse_text/rl.toml --model.name MODEL --output-dir outputs/first", kRlKeys},
     {Command::kTrainer, "prl trainer @ outputs/first/configs/trainer.toml", kTrainerKeys},
@@ -92,6 +97,7 @@ constexpr HelpGuide kGuides[] = {
     {Command::kPlot, "prl plot outputs/first outputs/second --metric reward --out curve.svg", {}},
     {Command::kReport, "prl report outputs/first --out report.html", {}},
     {Command::kTop, "prl top outputs/first", {}},
+    {Command::kReplay, "prl replay outputs/first", {}, kReplayNotes},
     {Command::kEvals,
      "prl evals --model MODEL --eval.env.0.id reverse-text --online.broadcasts-dir outputs/weights --output-dir outputs/evals",
      {}},
