@@ -104,7 +104,7 @@ const std::vector<std::string>& renderer_names();
 std::vector<std::string_view> tool_parser_names();
 /// The tool parser for models with this chat template, by the markers that it writes; "" if it has no calls that are known here.
 std::string_view tool_parser_of_template(std::string_view chat_template) noexcept;
-/// `chat_template` is used by "default" and may be null for the others; "qwen3.5" asks it whether the model thinks by default.
+/// `chat_template` is used by "default" and may be null for the others; "qwen3.5" and its like ask it whether the model thinks by default.
 /// Error{kInvalidArgument} for an unknown name, or for "auto" with a model that is not in the table (fine-tunes and local folders must name
 /// their renderer); Error{kNotImplemented} for a family of prime-rl that is not built yet.
 std::unique_ptr<Renderer> make_renderer(const RendererOptions& options, std::shared_ptr<const Tokenizer> tokenizer,

@@ -100,18 +100,6 @@ ToolBlock read_block(const TokenText& text, std::size_t at, const json::array& t
   return block;
 }
 
-// The arguments as JSON; false if they are none. Then they are the text.
-bool read_json_arguments(std::string arguments, ParsedToolCall& call) {
-  call.arguments_text = std::move(arguments);
-  try {
-    call.arguments = parse_json(replace_lone_surrogates(call.arguments_text));
-    return true;
-  } catch (const Error&) {
-    call.arguments = json::string(call.arguments_text);
-    return false;
-  }
-}
-
 // What stands between ```json and ``` if that is all there is; otherwise the text itself.
 std::string without_fence(std::string_view text) {
   constexpr std::string_view kFence = "```", kLanguage = "json";
@@ -249,6 +237,17 @@ void read_call_members(const std::vector<RawMember>& members, std::initializer_l
       call.arguments = decode(member.value);
       call.arguments_text = member.value;
     }
+  }
+}
+
+bool read_json_arguments(std::string arguments, ParsedToolCall& call) {
+  call.arguments_text = std::move(arguments);
+  try {
+    call.arguments = parse_json(replace_lone_surrogates(call.arguments_text));
+    return true;
+  } catch (const Error&) {
+    call.arguments = json::string(call.arguments_text);
+    return false;
   }
 }
 

@@ -44,6 +44,8 @@ std::vector<ParsedToolCall> read_minimax_calls(const TokenText& text, std::size_
 
 /// Name and arguments of a call from the members of its JSON object; an absent or wrong name is empty, absent arguments are {}.
 void read_call_members(const std::vector<RawMember>& members, std::initializer_list<std::string_view> argument_names, ParsedToolCall& call);
+/// Sets the arguments of the call to JSON text; false if it is none, and then they are the text.
+bool read_json_arguments(std::string arguments, ParsedToolCall& call);
 /// "call_" and 24 hex digits that no other call of this process has.
 std::string new_call_id();
 
