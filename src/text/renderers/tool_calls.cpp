@@ -40,6 +40,8 @@ constexpr std::pair<std::string_view, ToolSyntax> kParsers[] = {
     {"deepseek_v3", ToolSyntax::kDeepSeek},
     {"deepseek_v31", ToolSyntax::kDeepSeek31},
     {"kimi_k2", ToolSyntax::kKimi},
+    {"openai", ToolSyntax::kHarmony},
+    {"gpt_oss", ToolSyntax::kHarmony},
 };
 
 ParsedToolCall read_hermes_call(std::string_view block) {
@@ -188,6 +190,7 @@ std::vector<ToolBlock> read_section(const TokenText& text, std::size_t begin, To
 
 std::string_view tool_open_mark(ToolSyntax syntax) noexcept {
   switch (syntax) {
+    case ToolSyntax::kHarmony:
     case ToolSyntax::kNone: return {};
     case ToolSyntax::kHermes:
     case ToolSyntax::kXml:
@@ -208,7 +211,7 @@ std::optional<ToolSyntax> tool_syntax_of(std::string_view parser) noexcept {
 
 std::vector<ToolBlock> read_tool_blocks(const TokenText& text, std::size_t begin, const json::array& tools, ToolSyntax syntax) {
   std::vector<ToolBlock> blocks;
-  if (syntax == ToolSyntax::kNone) return blocks;
+  if (tool_open_mark(syntax).empty()) return blocks;
   const std::string_view mark = tool_open_mark(syntax);
   std::size_t at = text.find(mark, begin);
   if (at == kNowhere) return blocks;
@@ -269,6 +272,7 @@ std::vector<std::string_view> tool_parser_names() {
 
 std::string_view tool_parser_of_template(std::string_view chat_template) noexcept {
   const auto writes = [&](std::string_view mark) { return chat_template.find(mark) != std::string_view::npos; };
+  if (writes("<|channel|>") && writes("<|call|>")) return "openai";
   if (writes(renderers::kMiniMaxOpen)) return "minimax_m2";
   if (writes(renderers::kKimiMarks.begin)) return "kimi_k2";
   if (writes(renderers::kDeepSeekMarks.begin)) return writes("```json") ? "deepseek_v3" : "deepseek_v31";

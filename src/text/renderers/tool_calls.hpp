@@ -20,10 +20,11 @@ enum class ToolSyntax : std::uint8_t {
   kMiniMax,     ///< <minimax:tool_call><invoke name="NAME"><parameter name="KEY">value</parameter></invoke>...</minimax:tool_call>, ditto
   kDeepSeek,    ///< calls section of DeepSeek V3 and R1: type, separator, name, arguments in a fence of JSON
   kDeepSeek31,  ///< that of DeepSeek V3.1: name, separator, arguments
+  kHarmony,     ///< messages to "functions.NAME" of gpt-oss, which have channels for reasoning and content too; see harmony_parser.hpp
   kKimi,        ///< calls section of Kimi K2: "functions.NAME:INDEX", argument marker, arguments
 };
 
-/// The marker that opens the first call; empty for kNone.
+/// The marker that opens the first call; empty for kNone and kHarmony.
 std::string_view tool_open_mark(ToolSyntax syntax) noexcept;
 /// The syntax that a tool parser of this name reads, by the names of vLLM and of the `renderers` package; nullopt for an unknown one.
 std::optional<ToolSyntax> tool_syntax_of(std::string_view parser) noexcept;
