@@ -10,7 +10,7 @@ namespace {
 constexpr std::string_view kStart = "<|start|>", kMessage = "<|message|>", kChannel = "<|channel|>";
 // What ends a body. The last two only where the client asks for stop tokens in the text.
 constexpr std::string_view kEnds[] = {"<|end|>", kStart, "<|return|>", "<|call|>"};
-constexpr std::string_view kFunctions = "functions.", kSpace = " \n\r\t";
+constexpr std::string_view kFunctions = "functions.", kWhiteSpace = " \n\r\t";
 
 /// Length of the longest end of `text` that begins one of `marks` without being all of it.
 std::size_t partial_mark(std::string_view text, std::span<const std::string_view> marks) {
@@ -25,7 +25,7 @@ std::string_view channel_of(std::string_view header) {
   const std::size_t mark = header.find(kChannel);
   if (mark == std::string_view::npos) return {};
   header.remove_prefix(mark + kChannel.size());
-  header.remove_prefix(std::min(header.find_first_not_of(kSpace), header.size()));
+  header.remove_prefix(std::min(header.find_first_not_of(kWhiteSpace), header.size()));
   return header.substr(0, header.find_first_of(" \n\r\t<"));
 }
 
@@ -88,12 +88,12 @@ void ChannelStream::begin_body(Piece& piece) {
 void ChannelStream::tell(Piece& piece, std::string_view text) {
   // White space at the ends of a call's arguments is no part of their JSON.
   if (kind_ == Kind::kCall) {
-    const std::size_t begin = is_first_ ? std::min(text.find_first_not_of(kSpace), text.size()) : 0;
+    const std::size_t begin = is_first_ ? std::min(text.find_first_not_of(kWhiteSpace), text.size()) : 0;
     text.remove_prefix(begin);
     if (text.empty()) return;
     is_first_ = false;
     space_ += text;
-    const std::size_t end = space_.find_last_not_of(kSpace) + 1;
+    const std::size_t end = space_.find_last_not_of(kWhiteSpace) + 1;
     if (end == 0) return;
     if (piece.calls.empty() || piece.calls.back().index + 1 != num_calls_) piece.calls.push_back({num_calls_ - 1, "", "", ""});
     piece.calls.back().arguments += space_.substr(0, end);

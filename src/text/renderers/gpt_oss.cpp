@@ -35,7 +35,8 @@ struct Preamble {
   bool drops_analysis = true;
 };
 
-Preamble read_preamble(const json::object& kwargs) {
+Preamble read_preamble(json::object kwargs) {
+  pin_template_kwargs(kName, kwargs);
   const auto wrong = [](std::string_view key, std::string_view wanted) {
     fail(ErrorCode::kInvalidArgument, "[renderer] '{}': {} must be {}", kName, key, wanted);
   };
@@ -64,13 +65,6 @@ Preamble read_preamble(const json::object& kwargs) {
   read_flag("auto_drop_analysis", out.drops_analysis);
   const std::string_view effort = out.reasoning_effort;
   if (effort != "low" && effort != "medium" && effort != "high") wrong("reasoning_effort", "low, medium or high");
-  if (out.date.empty() && out.is_written) {
-    out.date = today();
-    log::warning(
-        "[renderer] gpt-oss: prompts say \"Current date: {}\", which is today; set chat_template_kwargs.conversation_start_date to make a "
-        "run on another day the same",
-        out.date);
-  }
   return out;
 }
 
@@ -93,6 +87,7 @@ class GptOss : public Renderer {
 
   std::string_view name() const noexcept override { return kName; }
   std::vector<std::int32_t> stop_token_ids() const override { return stops_; }
+  bool wants_tool_names() const noexcept override { return true; }
 
   RenderedConversation render(const json::array& messages, const json::array& tools, bool add_generation_prompt) const override {
     if (messages.empty()) fail(ErrorCode::kInvalidArgument, "messages: at least one is needed");
@@ -263,3 +258,22 @@ std::unique_ptr<Renderer> make_gpt_oss(const RendererOptions& options, std::shar
 }
 
 }  // namespace prl::text::renderers
+
+namespace prl::text {
+
+void pin_template_kwargs(std::string_view renderer, boost::json::object& kwargs) {
+  constexpr const char* kDate = "conversation_start_date";
+  if (renderer != renderers::kName) return;
+  const boost::json::value* written = kwargs.if_contains("use_system_prompt");
+  if (written != nullptr && written->is_bool() && !written->get_bool()) return;
+  const boost::json::value* date = kwargs.if_contains(kDate);
+  if (date != nullptr && !date->is_null() && !(date->is_string() && date->get_string().empty())) return;
+  const std::string today = renderers::today();
+  kwargs[kDate] = today;
+  log::warning(
+      "renderer gpt-oss: prompts say \"Current date: {}\", which is today; set renderer.chat_template_kwargs.{} to have the same "
+      "prompts on another day",
+      today, kDate);
+}
+
+}  // namespace prl::text
