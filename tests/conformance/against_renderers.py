@@ -4,7 +4,7 @@
     ninja -C build/release renderer_lines
     python3 tests/conformance/against_renderers.py [--conversations 500] [--seed 1] [--family NAME]
 
-Needs renderers and transformers (no torch); not part of `make test`, which replays committed answers of the package. Per family: random
+Needs renderers and transformers (no torch), for gpt-oss bpe-openai too (tools/harmony_reference.py); not part of `make test`, which replays committed answers of the package. Per family: random
 conversations as in against_templates.py. Compared are the ids of each render and, where the package has a renderer of its own for
 the family, which message each token belongs to, which would be sampled and which are content; then completions (what was rendered as the
 last reply, also cut and damaged) parsed back, and the prompt of the next turn bridged from them. Families without one of their own in the package
