@@ -7,7 +7,7 @@
     make_text_fixtures.py language       # jinja_cases.json from jinja_language_cases.py
     make_text_fixtures.py renderers      # renderer_cases.json; needs `renderers` 0.1.12, `httpx` and `openai` too
     make_text_fixtures.py family_tokenizers  # tokenizers of the families in renderer_family_cases.json
-    make_text_fixtures.py families       # renderer_family_cases.json; needs what `renderers` needs
+    make_text_fixtures.py families       # renderer_family_cases.json; needs what `renderers` needs, and `bpe-openai` (harmony_reference.py)
 
 The vocabularies are trained here on text of this repository and of the Python library, with each family's normalizer,
 pre-tokenizer, post-processor and added tokens as published; the real vocabularies are large and not needed to prove the code.
@@ -148,6 +148,8 @@ def renderer_families():
                                        "tool outputs end", "tool output begin", "tool output end"))),
         "kimi": dict(vocab=600, pre=split(O200K_REGEX), post=post, added=special("<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>")
                      + plain("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>")),
+        "harmony": dict(vocab=600, pre=split(O200K_REGEX), added=special("<|startoftext|>", "<|endoftext|>", "<|return|>", "<|constrain|>", "<|channel|>", "<|start|>",
+                                                                         "<|end|>", "<|message|>", "<|call|>")),
     }
 
 
@@ -320,28 +322,37 @@ FAMILIES = {
     "minimax_m2": ("minimax", "minimax-m2", {}), "minimax_m2_identity": ("minimax", "minimax-m2", {"model_identity": "You are Max.", "thinking_retention": "all"}),
     "deepseek_v3": ("deepseek", "deepseek-v3", {}), "deepseek_r1": ("deepseek", "deepseek-r1", {}), "deepseek_r1_all": ("deepseek", "deepseek-r1", {"thinking_retention": "all"}),
     "qwen35": ("qwen2", "qwen3.5", {"enable_thinking": True}), "qwen35_no_thinking": ("qwen2", "qwen3.5", {"enable_thinking": False}),
-    "kimi_k2": ("kimi", "kimi-k2", {}),
+    "kimi_k2": ("kimi", "kimi-k2", {}), "qwen36": ("qwen2", "qwen3.6", {"enable_thinking": True}), "qwen36_all": ("qwen2", "qwen3.6", {"preserve_thinking": True}),
+    "qwen38": ("qwen2", "qwen3.8", {"enable_thinking": True}), "qwen38_low": ("qwen2", "qwen3.8", {"preserve_thinking": False, "reasoning_effort": "low"}),
+    "qwen38_no_thinking": ("qwen2", "qwen3.8", {"enable_thinking": False, "reasoning_effort": "medium"}),
+    "gpt_oss": ("harmony", "gpt-oss", {"conversation_start_date": "2025-06-28"}),
+    "gpt_oss_all": ("harmony", "gpt-oss", {"conversation_start_date": "2025-06-28", "reasoning_effort": "high", "auto_drop_analysis": False}),
+    "gpt_oss_bare": ("harmony", "gpt-oss", {"use_system_prompt": False, "thinking_retention": "all"}),
+    "gpt_oss_identity": ("harmony", "gpt-oss", {"conversation_start_date": "1999-12-31", "reasoning_effort": "low", "model_identity": "You are Ossi.", "knowledge_cutoff": "2025-01",
+                                                "thinking_retention": "all"}),
 }
 # The package asks for these at once, though texts have none of them.
-EXTRA_TOKENS = {"qwen3.5": ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]}
+EXTRA_TOKENS = dict.fromkeys(["qwen3.5", "qwen3.6", "qwen3.8"], ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"])
 
 
 def renderer_classes():
-    from renderers import configs, deepseek_r1, deepseek_v3, glm45, kimi_k2, llama_3, minimax_m2, prime_qwen3, qwen3, qwen35
+    from renderers import configs, deepseek_r1, deepseek_v3, glm45, gpt_oss, kimi_k2, llama_3, minimax_m2, prime_qwen3, qwen3, qwen35, qwen36, qwen38
     return {"qwen3": (qwen3.Qwen3Renderer, configs.Qwen3RendererConfig), "prime-qwen3": (prime_qwen3.PrimeQwen3Renderer, configs.PrimeQwen3RendererConfig),
             "llama-3": (llama_3.Llama3Renderer, configs.Llama3RendererConfig), "glm-4.5": (glm45.GLM45Renderer, configs.GLM45RendererConfig),
             "minimax-m2": (minimax_m2.MiniMaxM2Renderer, configs.MiniMaxM2RendererConfig), "deepseek-v3": (deepseek_v3.DeepSeekV3Renderer, configs.DeepSeekV3RendererConfig),
             "deepseek-r1": (deepseek_r1.DeepSeekR1Renderer, configs.DeepSeekR1RendererConfig), "qwen3.5": (qwen35.Qwen35Renderer, configs.Qwen35RendererConfig),
-            "kimi-k2": (kimi_k2.KimiK2Renderer, configs.KimiK2RendererConfig)}
+            "qwen3.6": (qwen36.Qwen36Renderer, configs.Qwen36RendererConfig), "qwen3.8": (qwen38.Qwen38Renderer, configs.Qwen38RendererConfig),
+            "kimi-k2": (kimi_k2.KimiK2Renderer, configs.KimiK2RendererConfig), "gpt-oss": (gpt_oss.GptOssRenderer, configs.GptOssRendererConfig)}
 
 
-def make_renderers(table, file, more_conversations, completions):
-    """`completions`: for a tokenizer, what a model may say."""
+def make_renderers(table, file, more_conversations, completions, **more):
+    """`completions`: for a tokenizer, what a model may say. `more`: members of the file that are there already."""
     import transformers
+    import harmony_reference
     import text_fixture_cases as cases
     classes = renderer_classes()
     ints = lambda values: [int(v) for v in values]
-    out = {"conversations": [], "renders": {}, "completions": {}, "bridges": {}}
+    out = {"conversations": [], "renders": {}, "completions": {}, "bridges": {}, **more}
     # Only what both sides define: text that spells special tokens is ordinary text here, and nulls count as absent.
     usable = [(m, o) for m, o in cases.conversations()
               if m and "<|im" not in json.dumps(m) and all(isinstance(x.get("content", 0), str) and x.get("role") in ("system", "user", "assistant", "tool")
@@ -354,6 +365,8 @@ def make_renderers(table, file, more_conversations, completions):
     for name, (tokenizer_name, renderer_name, options) in table.items():
         tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=os.path.join(OUT, tokenizer_name + ".tokenizer.json"))
         tokenizer.add_special_tokens({"additional_special_tokens": EXTRA_TOKENS.get(renderer_name, [])})
+        if renderer_name == "gpt-oss":
+            harmony_reference.use_vocabulary_of(tokenizer)
         make, config = classes[renderer_name]
         renderer = make(tokenizer, config(**options))
         rows = []
@@ -400,8 +413,11 @@ def main():
     elif command == "family_tokenizers":
         make_family_tokenizers()
     elif command == "families":
+        import harmony_reference
         import text_fixture_cases as cases
-        make_renderers(FAMILIES, "renderer_family_cases.json", cases.family_conversations(), cases.family_completions)
+        words = ["a ", "Ünï", "\n", "日本", '"', "//", "<|end|>", " b", "\r\n", "1"]
+        tools = harmony_reference.tool_cases(3, lambda rng, most: "".join(rng.choices(words, k=rng.randint(0, most))), 80)
+        make_renderers(FAMILIES, "renderer_family_cases.json", cases.family_conversations(), cases.family_completions, harmony_tools=tools)
     else:
         sys.exit(__doc__)
 

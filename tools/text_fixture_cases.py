@@ -429,7 +429,27 @@ def _kimi():
     ]
 
 
+def _harmony():
+    # The prompt ends inside the analysis channel.
+    say = lambda channel, body, end="<|end|>": f"<|start|>assistant<|channel|>{channel}<|message|>{body}{end}"
+    call = lambda name, arguments, head="commentary <|constrain|>json": f"<|start|>assistant<|channel|>{head.replace(' ', f' to={name} ', 1)}<|message|>{arguments}<|call|>"
+    old = lambda name, arguments: f"<|start|>assistant to={name}<|channel|>commentary<|message|>{arguments}<|call|>"
+    think, weather = "reason<|end|>", '{"city": "Zürich", "days": 3, "f": 0.1}'
+    answer = say("final", " answer\n", "<|return|>")
+    return [
+        think + answer, answer, "half", "half<|return|>", "half<|call|>", " \n<|end|>" + answer, think + say("final", "cut", ""), think + say("final", "", ""),
+        think + say("commentary", "Let me look.") + call("functions.get_weather", weather), think + call("functions.get_weather", weather), think + old("functions.get_weather", weather),
+        think + call("functions.get_weather", weather)[:-8], think + call("functions.get_weather", weather[:20]), think + call("functions.get_weather", weather[:20])[:-8],
+        think + old("functions.get_weather", weather) + old("functions.search", " {} \n"), think + old("functions.search", "{}") + answer, think + old("functions.", "{}"), think + old("browser.open", "{}"),
+        think + old("functions.f", "[1]"), think + old("functions.f", "5"), think + old("functions.f", ""), think + old("functions.f", "not json") + old("functions.f", "{}"), think + old("functions.f", "{}") + "trailing",
+        think + say("other", "lost") + answer, think + say("", "lost") + answer, think + "<|start|>assistant<|message|>lost<|end|>" + answer, think + "<|start|>assistant<|channel|>final", "<|start|>",
+        say("analysis", "again") + answer, think + say("analysis", "more") + answer, think + say("analysis", "open", "<|return|>"), think + "stray<|end|>more" + answer, "<|channel|>final<|message|>x<|return|>",
+        think + "<|start|>assistant<|channel|>final<|message|>no end<|start|>assistant<|channel|>final<|message|>x<|return|>", answer + answer, think + answer + "trailing",
+        think + "<|start|>assistant to= to=functions.f x<|channel|>commentary json<|message|>{}<|call|>", think + "<|start|>user<|message|>hello<|end|>" + answer,
+    ]
+
+
 def family_completions(tokenizer):
     """What a model of the family may say, and some of what no model of it would."""
-    own = {"glm": _glm, "minimax": _minimax, "deepseek": _deepseek, "kimi": _kimi}
+    own = {"glm": _glm, "minimax": _minimax, "deepseek": _deepseek, "kimi": _kimi, "harmony": _harmony}
     return (own[tokenizer]() + COMPLETIONS[:14]) if tokenizer in own else COMPLETIONS

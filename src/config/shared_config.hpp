@@ -225,13 +225,15 @@ struct TokenizerConfig {
 struct RendererConfig {
   std::string name = "auto";
   std::optional<std::string> thinking_retention;
+  Value chat_template_kwargs = Value::table();
   template <class V>
   void visit(V& v) {
-    v.field(
-        "name", name,
-        "How messages become tokens: auto, default (the chat template) or a family: qwen3, glm-4.5, minimax-m2, deepseek-v3, kimi-k2, ...");
+    v.field("name", name,
+            "How messages become tokens: auto, default (the chat template) or a family: qwen3, gpt-oss, glm-4.5, minimax-m2, kimi-k2, ...");
     v.field("thinking_retention", thinking_retention,
             "Which past reasoning stays in the prompt: template, tool_cycle or all; for renderers of model families");
+    v.field("chat_template_kwargs", chat_template_kwargs,
+            "Options of the chat template or of the family's renderer: enable_thinking, reasoning_effort, conversation_start_date, ...");
   }
 };
 
@@ -242,9 +244,9 @@ struct OrchestratorRendererConfig : RendererConfig {
   template <class V>
   void visit(V& v) {
     RendererConfig::visit(v);
-    v.field("tool_call_parser", tool_call_parser,
-            "How tool calls are read from replies: auto, hermes, qwen3_coder, glm45, minimax_m2, deepseek_v3, kimi_k2, ...; None for not "
-            "at all");
+    v.field(
+        "tool_call_parser", tool_call_parser,
+        "How tool calls are read from replies: auto, hermes, qwen3_coder, glm45, minimax_m2, kimi_k2, openai, ...; None for not at all");
     v.field("reasoning_parser", reasoning_parser, "How reasoning is split off replies: auto, think, qwen3, ...; None for not at all");
   }
 };

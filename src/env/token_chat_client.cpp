@@ -33,6 +33,28 @@ std::vector<PromptRole> roles_of(const text::RenderedConversation& rendered, con
   return roles;
 }
 
+/// The messages with the tool's name in results that lack it: that of the call with the result's id.
+json::array with_tool_names(json::array messages) {
+  json::object names;
+  for (json::value& item : messages) {
+    json::object* message = item.if_object();
+    if (message == nullptr) continue;
+    if (const json::value* calls = message->if_contains("tool_calls"); calls != nullptr && calls->is_array())
+      for (const json::value& call : calls->get_array()) {
+        const json::object* object = call.if_object();
+        const json::value* id = object != nullptr ? object->if_contains("id") : nullptr;
+        const json::value* function = object != nullptr ? object->if_contains("function") : nullptr;
+        const json::value* name = function != nullptr && function->is_object() ? function->get_object().if_contains("name") : nullptr;
+        if (id != nullptr && id->is_string() && name != nullptr) names[id->get_string()] = *name;
+      }
+    const json::value* id = message->if_contains("tool_call_id");
+    if (id == nullptr || !id->is_string()) continue;
+    const json::value* name = names.if_contains(id->get_string());
+    if (name != nullptr && (!message->contains("name") || message->at("name").is_null())) (*message)["name"] = *name;
+  }
+  return messages;
+}
+
 class TokenChatClient final : public ChatClient {
  public:
   TokenChatClient(std::shared_ptr<const text::Renderer> renderer, std::shared_ptr<GenerateClient> generate, ConversationOptions options)
@@ -56,14 +78,17 @@ class TokenChatClient final : public ChatClient {
   wire::GenerateRequest make_request(const ChatRequest& request, ChatTurn& turn) const {
     wire::GenerateRequest generate;
     std::optional<text::RenderedConversation> bridged;
+    json::array named;
+    if (renderer_->wants_tool_names()) named = with_tool_names(request.messages);
+    const json::array& messages = renderer_->wants_tool_names() ? named : request.messages;
     if (continues_last_turn(request)) {
-      json::array tail(request.messages.begin() + static_cast<std::ptrdiff_t>(history_.size()), request.messages.end());
+      json::array tail(messages.begin() + static_cast<std::ptrdiff_t>(history_.size()), messages.end());
       bridged = renderer_->bridge_to_next_turn(prompt_ids_, completion_ids_, tail, request.tools);
       if (bridged && options_.wants_roles) turn.tokens.prompt_roles = roles_of(*bridged, tail);
     }
     turn.is_bridged = bridged.has_value();
     if (!bridged) {
-      bridged = renderer_->render(request.messages, request.tools, true);
+      bridged = renderer_->render(messages, request.tools, true);
       if (options_.wants_roles) turn.tokens.prompt_roles = roles_of(*bridged, request.messages);
     }
     generate.prompt_ids = std::move(bridged->ids);

@@ -10,6 +10,8 @@
 #include <map>
 
 #include "base/error.hpp"
+#include "base/files.hpp"
+#include "base/testing/source_dir.hpp"
 
 namespace prl::env {
 namespace {
@@ -124,6 +126,37 @@ TEST(TokenChatClient, TheNextTurnBeginsWithTheLastOnesIds) {
   EXPECT_EQ(f.generate->requests[1].cache_salt, "v3");
   EXPECT_EQ(f.generate->requests[1].sampling.stop_token_ids, (std::vector<std::int32_t>{256}));
   EXPECT_EQ(f.generate->requests[1].sampling.logprobs, 1);
+}
+
+TEST(TokenChatClient, AToolLoopOfGptOssKeepsItsTokens) {
+  const auto tokenizer = std::make_shared<const text::Tokenizer>(
+      text::Tokenizer::parse(read_file(test_source_dir() / "tests/fixtures/text/harmony.tokenizer.json")));
+  text::RendererOptions options{.name = "gpt-oss"};
+  options.template_kwargs["conversation_start_date"] = "2025-06-28";
+  const auto generate = std::make_shared<ScriptedGenerate>();
+  TokenChatClientFactory factory(text::make_renderer(options, tokenizer, nullptr), generate);
+  const auto client = factory.open({});
+  const std::vector<std::int32_t> call = tokenizer->encode(
+      "I ask<|end|><|start|>assistant<|channel|>commentary to=functions.clock <|constrain|>json<|message|>{\"zone\": \"UTC\"}<|call|>");
+  const std::vector<std::int32_t> answer =
+      tokenizer->encode("Now<|end|><|start|>assistant<|channel|>final<|message|>It is noon.<|return|>");
+  generate->outputs = {output_of(call), output_of(answer)};
+  const ChatTurn first = ask(*client, {message("user", "What time is it?")});
+  const json::array& calls = first.message.at("tool_calls").as_array();
+  ASSERT_EQ(calls.size(), 1u);
+  EXPECT_EQ(calls[0].at("function").at("name").as_string(), "clock");
+  EXPECT_EQ(first.message.at("reasoning_content").as_string(), "I ask");
+  json::object result = message("tool", "12:00");
+  result["tool_call_id"] = calls[0].at("id");
+  const ChatTurn second = ask(*client, {message("user", "What time is it?"), first.message, result});
+  EXPECT_TRUE(second.is_bridged);
+  EXPECT_EQ(second.message.at("content").as_string(), "It is noon.");
+  std::vector<std::int32_t> want = first.tokens.prompt_ids;
+  want.insert(want.end(), call.begin(), call.end());
+  const std::vector<std::int32_t> tail = tokenizer->encode(
+      "<|start|>functions.clock to=assistant<|channel|>commentary<|message|>12:00<|end|><|start|>assistant<|channel|>analysis<|message|>");
+  want.insert(want.end(), tail.begin(), tail.end());
+  EXPECT_EQ(second.tokens.prompt_ids, want) << tokenizer->decode(second.tokens.prompt_ids, false);
 }
 
 TEST(TokenChatClient, ABridgedTurnAsksForTheExpertsThatAreNotKnown) {

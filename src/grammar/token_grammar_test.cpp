@@ -360,6 +360,17 @@ TEST(TokenGrammar, APatternThatRemembersTooMuchGivesUp) {
   EXPECT_NE(rule->failure().find("too much work"), std::string::npos) << "after " << output.size() << " tokens";
 }
 
+TEST(TokenGrammar, TokensOfSingleBytesSpellNoMarker) {
+  const text::Tokenizer tokenizer = text::Tokenizer::parse(read_file(test_source_dir() / "tests/fixtures/text/harmony.tokenizer.json"));
+  const auto vocabulary = std::make_shared<const Vocabulary>(tokenizer);
+  const std::int32_t marker = tokenizer.id_of("<|channel|>").value();
+  EXPECT_EQ(vocabulary->marker("<|channel|>"), vocabulary->spelling(marker));
+  for (std::int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
+    if (id == marker || vocabulary->spelling(id).empty()) continue;
+    EXPECT_FALSE(vocabulary->marker("<|channel|>").starts_with(vocabulary->spelling(id))) << id;
+  }
+}
+
 // Tokens of one byte each stand for that byte, and a word for its space too.
 TEST(TokenGrammar, VocabulariesMadeFromSentencePieceWriteWhatIsAllowed) {
   const text::Tokenizer tokenizer =

@@ -26,6 +26,9 @@ Vocabulary::Vocabulary(const text::Tokenizer& tokenizer) {
     std::string& spelling = spellings_[static_cast<std::size_t>(id)];
     spelling = is_marker ? marker_spelling(id) : std::string(tokenizer.bytes_of(id));
     if (is_marker) markers_.emplace(tokenizer.token_of(id), spelling);
+    // Vocabularies have tokens of all single bytes. Those of markers' bytes could spell a marker that is no token of the model's.
+    const auto is_of_marker = [](char c) { return static_cast<std::uint8_t>(c) >= kFirstDigit; };
+    if (!is_marker && std::any_of(spelling.begin(), spelling.end(), is_of_marker)) spelling.clear();
   }
   for (const std::int32_t id : tokenizer.stop_ids())
     if (id >= 0 && id < tokenizer.vocab_size()) spellings_[static_cast<std::size_t>(id)].clear();

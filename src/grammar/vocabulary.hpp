@@ -16,7 +16,8 @@ namespace prl::grammar {
 /// The spellings of a tokenizer's tokens as a trie in depth-first order. Stop tokens and tokens without text are left out.
 ///
 /// Added tokens (<think>, <tool_call>, special ones) are not spelt as their text but with bytes that UTF-8 never has, so that
-/// they never slip into ordinary text, and a marker that has a token is never spelt piece by piece. Immutable.
+/// they never slip into ordinary text, and a marker that has a token is never spelt piece by piece: tokens of such bytes are left out.
+/// Immutable.
 class Vocabulary {
  public:
   struct Entry {

@@ -3,6 +3,7 @@
 #include "launch/run_spans.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <algorithm>
 #include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
@@ -140,6 +141,17 @@ text::ThinkingRetention thinking_retention(const std::string& name, const std::s
   fail(ErrorCode::kInvalidArgument, "renderer.thinking_retention = {}, wanted template, tool_cycle or all", name);
 }
 
+boost::json::object template_kwargs(const config::Value& given, const std::string& renderer) {
+  boost::json::object kwargs = to_object(given);
+  const auto known = text::known_template_kwargs(renderer);
+  for (const auto& kwarg : kwargs)
+    if (known && std::find(known->begin(), known->end(), std::string_view(kwarg.key())) == known->end())
+      fail(ErrorCode::kInvalidArgument, "renderer.chat_template_kwargs sets '{}', which the renderer '{}' does not know; it knows: {}",
+           std::string_view(kwarg.key()), renderer, fmt::join(*known, ", "));
+  text::pin_template_kwargs(renderer, kwargs);
+  return kwargs;
+}
+
 }  // namespace
 
 TextSetup load_text(const fs::path& folder, const TextOptions& options) {
@@ -156,6 +168,7 @@ TextSetup load_text(const fs::path& folder, const TextOptions& options) {
   const std::string_view source = setup.chat_template ? std::string_view(setup.chat_template->source()) : std::string_view();
   const auto writes = [&](std::string_view mark) { return source.find(mark) != std::string_view::npos; };
   if (options.thinking_retention) renderer.thinking_retention = thinking_retention(*options.thinking_retention, renderer.name);
+  renderer.template_kwargs = template_kwargs(options.template_kwargs, renderer.name);
   renderer.tool_parser = options.tool_parser;
   if (options.tool_parser == "auto") renderer.tool_parser = text::tool_parser_of_template(source);
   renderer.reasoning_parser = options.reasoning_parser;

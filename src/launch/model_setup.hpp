@@ -48,13 +48,15 @@ struct TextSetup {
   text::RendererOptions renderer_options = {};              ///< what it was made with
 };
 struct TextOptions {
-  std::string renderer = "auto";                       ///< of a RendererConfig
-  std::optional<std::string> thinking_retention = {};  ///< of a RendererConfig
-  std::string tool_parser;                             ///< "" for none; "auto": by the markers that the chat template writes
+  std::string renderer = "auto";                           ///< of a RendererConfig
+  std::optional<std::string> thinking_retention = {};      ///< of a RendererConfig
+  config::Value template_kwargs = config::Value::table();  ///< of a RendererConfig
+  std::string tool_parser;                                 ///< "" for none; "auto": by the markers that the chat template writes
   std::string reasoning_parser;              ///< "" for none; "auto": if the chat template knows reasoning; any other name: <think> marks
   std::optional<std::string> chat_template;  ///< Jinja text or a file that holds it; the folder's own if not set
 };
-/// "auto" means the model's own chat template ("default") for local folders, which is exact for every family.
+/// "auto" means the model's own chat template ("default") for local folders, which is exact for every family. A date that the renderer
+/// would take from the clock is in renderer_options, so that all renderers made with them have the same.
 TextSetup load_text(const std::filesystem::path& folder, const TextOptions& options);
 
 env::EnvSpec env_spec(const config::EnvConfig& config);

@@ -351,6 +351,7 @@ TextOptions policy_text_options(const config::OrchestratorConfig& config) {
   TextOptions options;
   options.renderer = config.renderer.name;
   options.thinking_retention = config.renderer.thinking_retention;
+  options.template_kwargs = config.renderer.chat_template_kwargs;
   options.chat_template = config.tokenizer.chat_template;
   options.tool_parser = config.renderer.tool_call_parser.value_or("");
   options.reasoning_parser = config.renderer.reasoning_parser.value_or("");

@@ -10,6 +10,7 @@
 #include "config/cli.hpp"
 #include "config/rl_config.hpp"
 #include "config/sft_config.hpp"
+#include "config/text_format.hpp"
 #include "device/device.hpp"
 #include "launch/engine_host.hpp"
 #include "launch/orchestrator_setup.hpp"
@@ -273,6 +274,9 @@ TEST_F(RoleOptions, FollowTheSectionOfTheRole) {
     EXPECT_EQ(policy_text_options(orchestrator("--orchestrator.renderer.name " + name)).renderer, name);
   for (const std::string kept : {"template", "tool_cycle", "all"})
     EXPECT_EQ(policy_text_options(orchestrator("--orchestrator.renderer.thinking-retention " + kept)).thinking_retention, kept);
+  const auto kwargs =
+      policy_text_options(orchestrator("--orchestrator.renderer.chat-template-kwargs.reasoning_effort high")).template_kwargs;
+  EXPECT_EQ(config::to_compact_json(kwargs), R"({"reasoning_effort": "high"})");
   const auto saved = [&](const std::string& flags) {
     return rl_run_options(load_rl("--ckpt.interval 2 " + flags).trainer, {}, 0).checkpoint->companions.chat_template;
   };

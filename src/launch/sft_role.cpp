@@ -71,6 +71,7 @@ int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
     TextOptions text_options;
     text_options.renderer = config.renderer.name;
     text_options.thinking_retention = config.renderer.thinking_retention;
+    text_options.template_kwargs = config.renderer.chat_template_kwargs;
     text_options.chat_template = config.tokenizer.chat_template;
     TextSetup text = load_text(tokenizer_dir, text_options);
     if (!text.renderer)

@@ -22,10 +22,11 @@ void check_trained_model(const config::TrainerModelConfig& model) {
   if (!model.debug.random_init) io::SafetensorsFolder::open(folder);
 }
 
-TextSetup check_text(const std::string& name, const std::string& renderer, const std::optional<std::string>& chat_template) {
+TextSetup check_text(const std::string& name, const config::RendererConfig& renderer, const std::optional<std::string>& chat_template) {
   const std::filesystem::path folder = text_folder(name);
   TextOptions options;
-  options.renderer = renderer;
+  options.renderer = renderer.name;
+  options.template_kwargs = renderer.chat_template_kwargs;
   options.chat_template = chat_template;
   TextSetup text = load_text(folder, options);
   if (!text.chat_template) fail(ErrorCode::kInvalidArgument, "{} has no chat template; set tokenizer.chat_template", folder.string());
@@ -69,7 +70,7 @@ void check_start(const config::TrainerConfig& config, std::optional<int> num_ran
 }
 
 void check_start(const config::OrchestratorConfig& config) {
-  check_text(config.tokenizer.name.value_or(config.student.model.name), config.renderer.name, config.tokenizer.chat_template);
+  check_text(config.tokenizer.name.value_or(config.student.model.name), config.renderer, config.tokenizer.chat_template);
   for (const config::EnvConfig& entry : config.train.env) env::make_environment(env_spec(entry));
   if (config.eval)
     for (const config::EvalEnvConfig& entry : config.eval->env) env::make_environment(env_spec(entry));
@@ -95,14 +96,14 @@ void check_start(const config::SftConfig& config, std::optional<int> num_ranks) 
   const auto check_data = [&](const config::SftData& data) {
     const auto* real = std::get_if<config::SftDataConfig>(&data);
     if (real == nullptr) return;
-    const TextSetup text = check_text(name, config.renderer.name, config.tokenizer.chat_template);
+    const TextSetup text = check_text(name, config.renderer, config.tokenizer.chat_template);
     trainer::make_data_stream(*real, {text.tokenizer, text.chat_template, text.renderer}, io::HubSettings::from_environment());
   };
   check_data(config.data);
   if (config.val) check_data(config.val->data);
   if (!config.eval) return;
   for (const config::EvalEnvConfig& entry : config.eval->env) env::make_environment(env_spec(entry));
-  check_text(config.model.name, TextOptions{}.renderer, config.inference->model.chat_template);
+  check_text(config.model.name, {}, config.inference->model.chat_template);
   context_length(*config.inference, nn::load_model_config(model_folder(config.model.name), config_overrides(*config.inference)));
   if (std::holds_alternative<config::SftSingleNode>(config.deployment) && !rank_env().is_told)
     eval_devices(config, device_kind(config.compute) == DeviceKind::kCuda, num_visible_gpus());

@@ -85,7 +85,7 @@ ApiServer::ApiServer(ApiOptions options, Backend& backend, std::shared_ptr<const
   context_->rules = std::make_unique<grammar::RuleCache>(context_->tokenizer);
   context_->chat_template = std::move(chat_template);
   context_->renderer = std::move(renderer);
-  context_->reads_tagged_calls = context_->renderer && reads_tagged_calls(*context_->tokenizer, *context_->renderer);
+  if (context_->renderer) context_->call_form = call_form_of(*context_->tokenizer, *context_->renderer);
   context_->created = static_cast<std::int64_t>(std::time(nullptr));
   std::random_device device;
   context_->id_seed = mix_seed(device(), device());

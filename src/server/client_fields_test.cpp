@@ -1,3 +1,4 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <boost/json/parse.hpp>
@@ -17,6 +18,7 @@
 #include "base/testing/source_dir.hpp"
 #include "net/http_client.hpp"
 #include "server/api_server.hpp"
+#include "server/channel_stream.hpp"
 #include "server/request_fields.hpp"
 #include "server/testing/scripted_backend.hpp"
 #include "server/thinking_budget.hpp"
@@ -87,6 +89,34 @@ class ClientFieldsTest : public ::testing::Test {
     for (const auto& event : client_->read_sse(make_call(path, std::move(body))))
       if (event.data != "[DONE]") out.push_back(json::parse(event.data));
     return out;
+  }
+  /// Reasoning, content, and name and arguments of each call of a streamed reply.
+  std::vector<std::string> streamed_parts(std::string_view members) {
+    std::vector<std::string> out(2);
+    for (const json::value& chunk :
+         stream("/v1/chat/completions", R"({"messages":[{"role":"user","content":"Hi"}],"stream":true)" + std::string(members) + "}")) {
+      const json::object& delta = chunk.at("choices").at(0).at("delta").as_object();
+      if (const json::value* text = delta.if_contains("reasoning_content")) out[0] += text->as_string();
+      if (const json::value* text = delta.if_contains("content")) out[1] += text->as_string();
+      const json::value* calls = delta.if_contains("tool_calls");
+      if (calls == nullptr) continue;
+      for (const json::value& call : calls->as_array()) {
+        if (call.as_object().contains("id")) out.insert(out.end(), {std::string(call.at("function").at("name").as_string()), ""});
+        out.back() += call.at("function").at("arguments").as_string();
+      }
+    }
+    return out;
+  }
+  /// A tokenizer of the harmony format, and a template whose prompt ends behind the role, or inside the analysis channel.
+  void use_harmony(bool is_open = false) {
+    const std::string source = read_file(test_source_dir() / "tests/fixtures/text/harmony.tokenizer.json");
+    tokenizer_ = std::make_shared<const text::Tokenizer>(text::Tokenizer::parse(source, R"({"eos_token": "<|return|>"})"));
+    ids_.vocab_size = tokenizer_->vocab_size();
+    ids_.im_end = tokenizer_->id_of("<|return|>").value();
+    template_ = std::make_shared<const text::ChatTemplate>(
+        "<|start|>user<|message|>{{ messages[0].content }}{{ reasoning_effort }}<|end|><|start|>assistant" +
+        std::string(is_open ? "<|channel|>analysis<|message|>" : ""));
+    tool_parser_ = "openai";
   }
   wire::SamplingParams sampling() const { return backend_->last_request().sampling; }
 
@@ -236,23 +266,11 @@ TEST_F(ClientFieldsTest, CallsOfEveryParserAreToldAlikeInBothForms) {
     const json::value whole = chat_choice(kTools);
     EXPECT_EQ(told(whole.at("message")), want) << parser << whole;
     EXPECT_EQ(whole.at("finish_reason").as_string(), "tool_calls") << parser;
-    std::vector<std::string> streamed(2);
-    for (const json::value& chunk :
-         stream("/v1/chat/completions", R"({"messages":[{"role":"user","content":"Hi"}],"stream":true)" + std::string(kTools) + "}")) {
-      const json::object& delta = chunk.at("choices").at(0).at("delta").as_object();
-      if (const json::value* text = delta.if_contains("reasoning_content")) streamed[0] += text->as_string();
-      if (const json::value* text = delta.if_contains("content")) streamed[1] += text->as_string();
-      const json::value* calls = delta.if_contains("tool_calls");
-      if (calls == nullptr) continue;
-      for (const json::value& call : calls->as_array()) {
-        if (call.as_object().contains("id")) streamed.insert(streamed.end(), {std::string(call.at("function").at("name").as_string()), ""});
-        streamed.back() += call.at("function").at("arguments").as_string();
-      }
-    }
-    EXPECT_EQ(streamed, want) << parser;
+    EXPECT_EQ(streamed_parts(kTools), want) << parser;
     if (std::string_view(parser) == "hermes") continue;
     const net::HttpReply forced = chat(std::string(kTools) + R"(,"tool_choice":"required")");
-    EXPECT_EQ(forced.status, 501) << parser << forced.body;
+    const bool is_json = std::string_view(parser).starts_with("deepseek") || std::string_view(parser) == "kimi_k2";
+    EXPECT_EQ(forced.status, is_json ? 200 : 501) << parser << forced.body;
     reply_ = "<think>\nhm</think>Sure." + std::string(markup).substr(0, std::string_view(markup).find("get") + 1);
     EXPECT_EQ(told(chat_choice(kTools).at("message")), (std::vector<std::string>{"hm", reply_.substr(reply_.find("Sure"))})) << parser;
   }
@@ -276,6 +294,80 @@ TEST_F(ClientFieldsTest, MarkersOfCallsAreSeenAlsoWhereTheyAreSpecialTokens) {
   EXPECT_EQ(told(choice.at("message")), (std::vector<std::string>{"", "Sure.", "get", R"({"x": 1})"})) << choice;
   EXPECT_EQ(choice.at("message").at("tool_calls").at(0).at("id").as_string(), "functions.get:0");
   EXPECT_EQ(chat_choice("").at("message").at("content").as_string(), "Sure.functions.get:0{\"x\": 1}") << "no tools, no markers";
+}
+
+TEST_F(ClientFieldsTest, ChannelsOfGptOssAreToldApart) {
+  const std::string answer = "<|start|>assistant<|channel|>final<|message|>Sure. ";
+  const std::string look = "<|start|>assistant<|channel|>commentary<|message|>Let me look.<|end|>";
+  const std::string call = "<|start|>assistant<|channel|>commentary to=functions.get <|constrain|>json<|message|> {\"x\": 1} ";
+  const std::string as_in_template = "<|start|>assistant to=functions.get<|channel|>commentary json<|message|>{\"x\": 1}";
+  struct Case {
+    std::string reply;
+    std::vector<std::string> parts;
+    const char* finish_reason;
+  };
+  const Case cases[] = {
+      {"hm<|end|>" + answer, {"hm", "Sure. "}, "stop"},
+      {"hm<|end|>" + look + call, {"hm", "Let me look.", "get", R"({"x": 1})"}, "tool_calls"},
+      {"hm<|end|>" + as_in_template, {"hm", "", "get", R"({"x": 1})"}, "tool_calls"},
+      {"hm<|end|>" + as_in_template + "<|call|>" + call, {"hm", "", "get", R"({"x": 1})"}, "tool_calls"},  // <|call|> ends the turn
+      {"only thought", {"only thought", ""}, "stop"},
+  };
+  for (const bool is_open : {false, true}) {
+    use_harmony(is_open);
+    server_.reset();
+    start();
+    for (const Case& c : cases) {
+      reply_ = (is_open ? "" : "<|channel|>analysis<|message|>") + c.reply;
+      const json::value whole = chat_choice(kTools);
+      std::vector<std::string> parts = told(whole.at("message"));
+      EXPECT_EQ(parts, c.parts) << reply_ << whole;
+      EXPECT_EQ(whole.at("finish_reason").as_string(), c.finish_reason) << reply_;
+      EXPECT_EQ(streamed_parts(kTools), c.parts) << reply_;
+    }
+  }
+  EXPECT_FALSE(sampling().skip_special_tokens);
+  EXPECT_THAT(sampling().stop_token_ids, ::testing::IsSupersetOf({*tokenizer_->id_of("<|call|>"), *tokenizer_->id_of("<|return|>")}));
+  // A call that breaks off is content, and so is one that nobody asked for; a server that was not asked to split reasoning off does it too.
+  reply_ = "hm<|end|><|start|>assistant to=functions.get<|channel|>commentary json<|message|>{\"x\": ";
+  EXPECT_EQ(told(chat_choice(kTools).at("message")), (std::vector<std::string>{"hm", "{\"x\":"}));
+  reply_ = "hm<|end|>" + as_in_template;
+  EXPECT_EQ(told(chat_choice("").at("message")), (std::vector<std::string>{"hm", "{\"x\": 1}"}));
+  EXPECT_EQ(told(chat_choice(std::string(R"(,"include_reasoning":false)") + kTools).at("message"))[0], "");
+  chat_choice(R"(,"reasoning_effort":"high")");
+  EXPECT_THAT(tokenizer_->decode(backend_->last_request().prompt_ids, false), ::testing::HasSubstr("Hihigh<|end|>"));
+}
+
+TEST(ChannelStream, EveryCutGivesTheSameParts) {
+  const std::string text =
+      "<|channel|>analysis<|message|>a<b <|en<|end|>lost<|start|>assistant<|channel|>commentary<|message|>pre<|end|><|start|>assistant "
+      "to=functions.f<|channel|>commentary json<|message|>\n {\"a\": \" <|end \"} "
+      "\n<|call|><|start|>assistant<|channel|>other<|message|>lost"
+      "<|start|>assistant<|channel|>final<|message|> yes <|return|>";
+  for (std::size_t cut = 1; cut <= text.size(); ++cut) {
+    ChannelStream stream({.header = "assistant"}, true);
+    ChannelStream::Piece all;
+    const auto add = [&](ChannelStream::Piece piece) {
+      all.reasoning += piece.reasoning;
+      all.content += piece.content;
+      for (CallDelta& delta : piece.calls) {
+        if (all.calls.size() == delta.index) {
+          EXPECT_FALSE(delta.id.empty());
+          all.calls.push_back(delta);
+        } else {
+          EXPECT_TRUE(delta.id.empty());
+          all.calls.back().arguments += delta.arguments;
+        }
+      }
+    };
+    for (std::size_t i = 0; i < text.size(); i += cut) add(stream.push(std::string_view(text).substr(i, cut)));
+    add(stream.finish());
+    EXPECT_EQ(all.reasoning, "a<b <|en") << cut;
+    EXPECT_EQ(all.content, "pre yes ") << cut;
+    ASSERT_EQ(all.calls.size(), 1u) << cut;
+    EXPECT_EQ(all.calls[0].name, "f") << cut;
+    EXPECT_EQ(all.calls[0].arguments, "{\"a\": \" <|end \"}") << cut;
+  }
 }
 
 TEST(ToolCallStream, EveryCutGivesTheSameCalls) {
@@ -482,7 +574,7 @@ TEST_F(ClientFieldsTest, AThinkingBudgetClosesTheBlock) {
     for (const std::uint64_t word : words) bits += std::popcount(word);
     return bits;
   };
-  const ThinkingBudget rule(*tokenizer_, 3, true);
+  const ThinkingBudget rule(*tokenizer_, kThinkMarks, 3, true);
   EXPECT_FALSE(rule.needs_stop_tokens());
   std::vector<std::int32_t> output{65, 66};
   EXPECT_TRUE(rule.allow(output, cursor, words));
@@ -496,11 +588,11 @@ TEST_F(ClientFieldsTest, AThinkingBudgetClosesTheBlock) {
   }
   EXPECT_TRUE(rule.allow(output, cursor, words));
   // Without an open block nothing is closed.
-  const ThinkingBudget later(*tokenizer_, 0, false);
+  const ThinkingBudget later(*tokenizer_, kThinkMarks, 0, false);
   EXPECT_TRUE(later.allow(std::vector<std::int32_t>{65, 66, 67, 68, 69, 70, 71}, cursor, words));
   EXPECT_FALSE(later.allow(open, cursor, words));
   // Beside structured output: its rule decides everything but when the block closes.
-  const ThinkingBudget of_form(*tokenizer_, 3, true, std::make_shared<const OneToken>(65));
+  const ThinkingBudget of_form(*tokenizer_, kThinkMarks, 3, true, std::make_shared<const OneToken>(65));
   EXPECT_TRUE(of_form.needs_stop_tokens());
   EXPECT_TRUE(of_form.allow(std::vector<std::int32_t>{70, 71}, cursor, words));
   EXPECT_EQ(count(), 1);

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "base/error.hpp"
+#include "text/json_python.hpp"
+
 namespace prl::server {
 namespace {
 
@@ -19,15 +22,56 @@ boost::json::array parse_calls(const Generation& generation, const Choice& choic
 
 /// Where the tokenizer has a token for the tag, only that token opens a call; see text::renderers::parse_tagged.
 bool may_hold_call(const Generation& generation, const Choice& choice) {
-  if (!generation.context().reads_tagged_calls) return false;
+  if (generation.context().call_form != CallForm::kTagged) return false;
   const auto tag = generation.context().tokenizer->id_of("<tool_call>");
   return !tag || std::find(choice.token_ids.begin(), choice.token_ids.end(), *tag) != choice.token_ids.end();
+}
+
+bool is_json(std::string_view text) {
+  try {
+    text::parse_json(text);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+std::optional<ChannelStream> channels_of(const ServerContext& context, const PreparedRequest& request) {
+  if (!request.reads_channels) return std::nullopt;
+  return ChannelStream(open_channel(*context.tokenizer, request.prompts.front()), request.parse_tools);
+}
+
+/// A call whose arguments are no JSON, cut short for example, is content.
+Message read_channels(const Generation& generation, const Choice& choice) {
+  const PreparedRequest& request = generation.request();
+  ChannelStream channels = *channels_of(generation.context(), request);
+  ChannelStream::Piece piece = channels.push(choice.text);
+  ChannelStream::Piece rest = channels.finish();
+  piece.calls.insert(piece.calls.end(), rest.calls.begin(), rest.calls.end());
+  Message out;
+  if (request.include_reasoning) out.reasoning = piece.reasoning + rest.reasoning;
+  out.content = request.echoed_text + piece.content + rest.content;
+  std::vector<CallDelta> calls;
+  for (const CallDelta& delta : piece.calls) {
+    if (delta.index == calls.size()) calls.push_back({delta.index, delta.id, delta.name, ""});
+    calls.back().arguments += delta.arguments;
+  }
+  for (const CallDelta& call : calls) {
+    if (!is_json(call.arguments)) {
+      out.content += call.arguments;
+      continue;
+    }
+    out.calls.push_back(boost::json::object{
+        {"id", call.id}, {"type", "function"}, {"function", boost::json::object{{"name", call.name}, {"arguments", call.arguments}}}});
+  }
+  return out;
 }
 
 }  // namespace
 
 Message read_message(const Generation& generation, const Choice& choice) {
   const PreparedRequest& request = generation.request();
+  if (request.reads_channels) return read_channels(generation, choice);
   Message out;
   if (!request.parse_tools && !request.parse_reasoning) {
     out.content = request.echoed_text + choice.text;
@@ -45,9 +89,23 @@ Message read_message(const Generation& generation, const Choice& choice) {
 }
 
 MessageStream::MessageStream(const ServerContext& context, const PreparedRequest& request)
-    : splitter_(splitter_options(context, request)) {}
+    : channels_(channels_of(context, request)), splitter_(splitter_options(context, request)) {}
+
+MessageStream::Piece MessageStream::push_channels(const Generation& generation, const ChoiceNews& news) {
+  ChannelStream::Piece piece = channels_->push(news.text);
+  if (news.is_finished) {
+    ChannelStream::Piece rest = channels_->finish();
+    piece.reasoning += rest.reasoning;
+    piece.content += rest.content;
+    piece.calls.insert(piece.calls.end(), rest.calls.begin(), rest.calls.end());
+  }
+  if (!generation.request().include_reasoning) piece.reasoning.clear();
+  num_calls_ = channels_->num_calls();
+  return {std::move(piece.reasoning), std::move(piece.content), std::move(piece.calls)};
+}
 
 MessageStream::Piece MessageStream::push(const Generation& generation, const ChoiceNews& news) {
+  if (channels_) return push_channels(generation, news);
   const Choice& choice = generation.choices()[news.choice_idx];
   StreamSplitter::Piece text = splitter_.push(news.text);
   if (news.is_finished) {

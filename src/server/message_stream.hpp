@@ -2,9 +2,11 @@
 
 #include <boost/json/array.hpp>
 
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "server/channel_stream.hpp"
 #include "server/generation.hpp"
 #include "server/stream_splitter.hpp"
 #include "server/tool_call_stream.hpp"
@@ -34,6 +36,9 @@ class MessageStream {
   bool has_calls() const noexcept { return num_calls_ > 0; }
 
  private:
+  Piece push_channels(const Generation& generation, const ChoiceNews& news);
+
+  std::optional<ChannelStream> channels_;  // of models that write them; the rest is not used then
   StreamSplitter splitter_;
   ToolCallStream call_stream_;
   std::size_t num_read_ = 0;  // bytes of the withheld markup that call_stream_ has

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <limits>
 
+#include "server/channel_stream.hpp"
 #include "server/json_fields.hpp"
 #include "server/request_fields.hpp"
 #include "server/responses_request.hpp"
@@ -65,6 +66,9 @@ void add_model_stops(PreparedRequest& out, const ServerContext& context) {
   if (out.sampling.ignore_eos) return;
   auto& ids = out.sampling.stop_token_ids;
   ids.insert(ids.end(), context.tokenizer->stop_ids().begin(), context.tokenizer->stop_ids().end());
+  // <|call|> ends a turn too, whatever the model's configuration says.
+  if (out.reads_channels)
+    for (const std::int32_t id : context.renderer->stop_token_ids()) ids.push_back(id);
   std::sort(ids.begin(), ids.end());
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
 }
@@ -159,7 +163,8 @@ void read_token_rule(PreparedRequest& out, const JsonFields& fields, const Serve
   using RulePtr = std::shared_ptr<const wire::TokenRule>;
   const auto with_budget = [&context, budget, has_budget, is_open = out.starts_in_reasoning](RulePtr form) -> RulePtr {
     if (!has_budget) return form;
-    return std::make_shared<const ThinkingBudget>(*context.tokenizer, static_cast<std::size_t>(*budget), is_open, std::move(form));
+    const ThinkingMarks marks = context.call_form == CallForm::kHarmony ? kAnalysisMarks : kThinkMarks;
+    return std::make_shared<const ThinkingBudget>(*context.tokenizer, marks, static_cast<std::size_t>(*budget), is_open, std::move(form));
   };
   if (!wanted) {
     if (has_budget) out.sampling.token_rule = with_budget(nullptr);
@@ -323,6 +328,17 @@ void show_tool_marks(PreparedRequest& out, const ServerContext& context) {
   if (mark && context.tokenizer->is_special(*mark)) out.sampling.skip_special_tokens = false;
 }
 
+/// Messages in channels are always taken apart: their markers are no text for people.
+void read_channels(PreparedRequest& out, const ServerContext& context) {
+  out.reads_channels = context.call_form == CallForm::kHarmony;
+  if (!out.reads_channels) return;
+  const OpenChannel open = open_channel(*context.tokenizer, out.prompts.front());
+  out.starts_in_reasoning = open.is_thought();
+  // In the body of another channel, that of a message to be continued, no reasoning follows.
+  out.parse_reasoning = out.starts_in_reasoning || !open.is_body_begun;
+  out.sampling.skip_special_tokens = false;
+}
+
 /// A body of the chat route, or one made from another route's, whose members are checked already.
 PreparedRequest prepare_chat_body(const ServerContext& context, const net::HttpRequest& request, const boost::json::object& body,
                                   std::string_view id_prefix, bool with_tokens) {
@@ -357,6 +373,7 @@ PreparedRequest prepare_chat_body(const ServerContext& context, const net::HttpR
   out.starts_in_reasoning = prompt.ends_in_think;
   out.parse_reasoning = context.renderer && context.options.enable_reasoning;
   out.parse_tools = context.renderer && context.options.enable_tools && !out.tools.empty();
+  read_channels(out, context);
   read_token_rule(out, fields, context);
   if (out.parse_tools) show_tool_marks(out, context);
   truncate_prompts(fields, out.prompts);

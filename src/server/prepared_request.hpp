@@ -51,6 +51,7 @@ struct PreparedRequest {
 
   boost::json::array tools;  ///< chat only; empty: none
   bool parse_tools = false;
+  bool reads_channels = false;  ///< chat with a model that writes harmony messages: they are always taken apart
   bool parse_reasoning = false;
   bool include_reasoning = true;     ///< false: reasoning is split off and not shown
   bool starts_in_reasoning = false;  ///< the prompt ended inside an open think block

@@ -12,6 +12,7 @@
 #include "net/run_claim.hpp"
 #include "net/worker_pool.hpp"
 #include "server/backend.hpp"
+#include "server/call_form.hpp"
 #include "server/live_generations.hpp"
 #include "server/response_store.hpp"
 #include "server/sampling_defaults.hpp"
@@ -59,10 +60,10 @@ struct ServerContext {
   ApiOptions options;
   Backend* backend = nullptr;  ///< borrowed
   std::shared_ptr<const text::Tokenizer> tokenizer;
-  std::shared_ptr<const text::ChatTemplate> chat_template;  ///< null: chat routes answer 400
-  std::shared_ptr<const text::Renderer> renderer;           ///< null: replies are plain text
-  bool reads_tagged_calls = false;                          ///< the renderer reads <tool_call>{"name": ..., "arguments": ...}</tool_call>
-  std::unique_ptr<grammar::RuleCache> rules;                ///< of structured output
+  std::shared_ptr<const text::ChatTemplate> chat_template;                       ///< null: chat routes answer 400
+  std::shared_ptr<const text::Renderer> renderer;                                ///< null: replies are plain text
+  std::optional<CallForm> call_form;                                             ///< of the calls that the renderer reads
+  std::unique_ptr<grammar::RuleCache> rules;                                     ///< of structured output
   std::unique_ptr<ResponseStore> responses = std::make_unique<ResponseStore>();  ///< behind previous_response_id
   ServerMetrics metrics;
   LiveGenerations live;

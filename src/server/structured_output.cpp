@@ -95,18 +95,102 @@ std::optional<StructuredOutput> of_response_format(const JsonFields& fields) {
   return of_schema_field(JsonFields(*wrapper, members.full_name("json_schema.")), "schema");
 }
 
-/// One call of `tool` in the form that Qwen, SmolLM2 and others share (Hermes).
-NodeId emit_call(AutomatonBuilder& builder, NodeId from, const json::object& function, const Vocabulary& vocabulary, std::size_t index) {
-  std::string name;
-  text::append_json_string(name, JsonFields(function).string("name").value_or(""), false);
-  NodeId node = builder.emit_literal(from, vocabulary.marker("<tool_call>"));
-  node = builder.emit_literal(node, "\n{\"name\": " + name + ", \"arguments\": ");
+NodeId emit_arguments(AutomatonBuilder& builder, NodeId from, const json::object& function, std::size_t index) {
   const json::value* parameters = function.if_contains("parameters");
   const bool has_schema = parameters && !parameters->is_null();
-  node = has_schema ? grammar::emit_json_object_schema(builder, node, *parameters, fmt::format("tools[{}].function.parameters", index))
-                    : grammar::JsonText(builder).emit_object(node);
-  node = builder.emit_literal(node, "}\n");
-  return builder.emit_literal(node, vocabulary.marker("</tool_call>"));
+  return has_schema ? grammar::emit_json_object_schema(builder, from, *parameters, fmt::format("tools[{}].function.parameters", index))
+                    : grammar::JsonText(builder).emit_object(from);
+}
+
+/// What stands around the calls of a reply and between them.
+struct CallFrame {
+  std::string begin, separator, end;
+  bool may_repeat = true;
+};
+
+CallFrame frame_of(CallForm form, const Vocabulary& vocabulary) {
+  switch (form) {
+    case CallForm::kTagged: return {"", "\n", ""};
+    case CallForm::kHarmony: return {"", "", "", false};  // a reply ends with its call
+    case CallForm::kKimi: return {vocabulary.marker("<|tool_calls_section_begin|>"), "", vocabulary.marker("<|tool_calls_section_end|>")};
+    case CallForm::kDeepSeek:
+    case CallForm::kDeepSeek31: return {vocabulary.marker("<｜tool▁calls▁begin｜>"), "\n", vocabulary.marker("<｜tool▁calls▁end｜>")};
+  }
+  return {};
+}
+
+/// The text before the arguments of a call.
+NodeId emit_call_head(AutomatonBuilder& builder, NodeId from, CallForm form, const std::string& name, const Vocabulary& vocabulary) {
+  const auto mark = [&](std::string_view text) { return vocabulary.marker(text); };
+  switch (form) {
+    case CallForm::kTagged: {
+      std::string quoted;
+      text::append_json_string(quoted, name, false);
+      return builder.emit_literal(from, mark("<tool_call>") + "\n{\"name\": " + quoted + ", \"arguments\": ");
+    }
+    case CallForm::kHarmony:
+      return builder.emit_literal(
+          from, mark("<|channel|>") + "commentary to=functions." + name + " " + mark("<|constrain|>") + "json" + mark("<|message|>"));
+    case CallForm::kKimi: {
+      static const grammar::Regex kIndex = grammar::parse_regex("0|[1-9][0-9]{0,3}");
+      const NodeId id = builder.emit_literal(from, mark("<|tool_call_begin|>") + "functions." + name + ":");
+      return builder.emit_literal(emit_regex(builder, id, kIndex, grammar::Spelling::kPlain, grammar::Anchoring::kFull),
+                                  mark("<|tool_call_argument_begin|>"));
+    }
+    case CallForm::kDeepSeek:
+      return builder.emit_literal(from, mark("<｜tool▁call▁begin｜>") + "function" + mark("<｜tool▁sep｜>") + name + "\n```json\n");
+    case CallForm::kDeepSeek31: return builder.emit_literal(from, mark("<｜tool▁call▁begin｜>") + name + mark("<｜tool▁sep｜>"));
+  }
+  return from;
+}
+
+std::string call_tail(CallForm form, const Vocabulary& vocabulary) {
+  switch (form) {
+    case CallForm::kTagged: return "}\n" + vocabulary.marker("</tool_call>");
+    case CallForm::kHarmony: return {};
+    case CallForm::kKimi: return vocabulary.marker("<|tool_call_end|>");
+    case CallForm::kDeepSeek: return "\n```" + vocabulary.marker("<｜tool▁call▁end｜>");
+    case CallForm::kDeepSeek31: return vocabulary.marker("<｜tool▁call▁end｜>");
+  }
+  return {};
+}
+
+/// Calls of the functions, one or as many as `may_repeat` says.
+NodeId emit_calls(AutomatonBuilder& builder, NodeId from, CallForm form, const json::array& functions, bool may_repeat,
+                  const Vocabulary& vocabulary) {
+  const CallFrame frame = frame_of(form, vocabulary);
+  const NodeId begin = builder.add_node(), end = builder.add_node();
+  builder.add_empty(builder.emit_literal(from, frame.begin), begin);
+  for (std::size_t i = 0; i < functions.size(); ++i) {
+    const json::object& function = functions[i].as_object();
+    NodeId node = emit_call_head(builder, begin, form, JsonFields(function).string("name").value_or(""), vocabulary);
+    node = emit_arguments(builder, node, function, i);
+    builder.add_empty(builder.emit_literal(node, call_tail(form, vocabulary)), end);
+  }
+  if (may_repeat && frame.may_repeat) builder.add_empty(builder.emit_literal(end, frame.separator), begin);
+  return builder.emit_literal(end, frame.end);
+}
+
+/// Text up to the marker `end`, without other markers: a model that could write the head of a message there would leave the form.
+NodeId emit_text_until(AutomatonBuilder& builder, NodeId from, const std::string& end) {
+  constexpr std::uint8_t kLastUtf8Byte = 0xF4;
+  const NodeId text = builder.add_node();
+  builder.add_empty(from, text);
+  builder.add_bytes(text, 0, kLastUtf8Byte, text);
+  return builder.emit_literal(text, end);
+}
+
+/// The place of the text, or of a call, behind the analysis channel of gpt-oss, which may be left out. The prompt ends behind the role of
+/// a message, or (kOpen) inside the channel.
+NodeId emit_analysis(AutomatonBuilder& builder, NodeId from, Thinking thinking, bool is_call, const Vocabulary& vocabulary) {
+  const auto mark = [&](std::string_view text) { return vocabulary.marker(text); };
+  const NodeId header = builder.add_node();
+  const NodeId open =
+      thinking == Thinking::kOpen ? from : builder.emit_literal(from, mark("<|channel|>") + "analysis" + mark("<|message|>"));
+  const NodeId closed = emit_text_until(builder, open, mark("<|end|>"));
+  builder.add_empty(builder.emit_literal(closed, mark("<|start|>") + "assistant"), header);
+  if (thinking == Thinking::kMaybe) builder.add_empty(from, header);
+  return is_call ? header : builder.emit_literal(header, mark("<|channel|>") + "final" + mark("<|message|>"));
 }
 
 const json::object& function_of(const json::value& tool, std::size_t index) {
@@ -123,11 +207,6 @@ std::string rule_key(const StructuredOutput& output, Thinking thinking) {
 }
 
 }  // namespace
-
-bool reads_tagged_calls(const text::Tokenizer& tokenizer, const text::Renderer& renderer) {
-  const auto parsed = renderer.parse_response(tokenizer.encode("<tool_call>\n{\"name\": \"probe\", \"arguments\": {}}\n</tool_call>"));
-  return parsed.tool_calls.size() == 1 && parsed.tool_calls.front().name == "probe";
-}
 
 std::optional<StructuredOutput> read_structured_output(const JsonFields& fields) {
   std::vector<StructuredOutput> found;
@@ -163,11 +242,12 @@ std::optional<StructuredOutput> read_tool_choice(const JsonFields& fields, const
   if (choice->is_object()) name = JsonFields(function_of(*choice, 0)).string("name").value_or("");
   if (word != "required" && name.empty()) fields.fail_type("tool_choice", "auto, none, required or a function", *choice);
   if (request.tools.empty()) net::fail_param("tool_choice", "tool_choice: a call is asked for, but there are no tools");
-  if (!context.reads_tagged_calls)
-    throw net::HttpError(501, ErrorCode::kNotImplemented,
-                         "tool_choice: a call can only be enforced for models whose calls are read in the <tool_call> JSON form; start the "
-                         "server with such a tool parser",
-                         "tool_choice");
+  if (!context.call_form)
+    throw net::HttpError(
+        501, ErrorCode::kNotImplemented,
+        "tool_choice: a call can only be enforced for models whose calls have JSON arguments; start the server with such a "
+        "tool parser: hermes, openai, kimi_k2, deepseek_v3, deepseek_v31",
+        "tool_choice");
   json::array functions;
   for (std::size_t i = 0; i < request.tools.size(); ++i) {
     const json::object& function = function_of(request.tools[i], i);
@@ -177,16 +257,12 @@ std::optional<StructuredOutput> read_tool_choice(const JsonFields& fields, const
   request.parse_tools = true;  // also on servers that do not look for calls unasked
   const bool may_repeat = name.empty() && fields.boolean("parallel_tool_calls").value_or(true);
   std::string key = fmt::format("calls {} {}", may_repeat, text::to_json_text(functions));
-  return StructuredOutput{
-      "tool_choice", std::move(key),
-      [functions = std::move(functions), may_repeat](AutomatonBuilder& builder, NodeId from, const Vocabulary& vocabulary) {
-        const NodeId begin = builder.add_node(), end = builder.add_node();
-        builder.add_empty(from, begin);
-        for (std::size_t i = 0; i < functions.size(); ++i)
-          builder.add_empty(emit_call(builder, begin, functions[i].as_object(), vocabulary, i), end);
-        if (may_repeat) builder.add_empty(builder.emit_literal(end, "\n"), begin);
-        return end;
-      }};
+  return StructuredOutput{"tool_choice", std::move(key),
+                          [form = *context.call_form, functions = std::move(functions), may_repeat](AutomatonBuilder& builder, NodeId from,
+                                                                                                    const Vocabulary& vocabulary) {
+                            return emit_calls(builder, from, form, functions, may_repeat, vocabulary);
+                          },
+                          true};
 }
 
 std::shared_ptr<const wire::TokenRule> find_token_rule(const ServerContext& context, const StructuredOutput& output, Thinking thinking) {
@@ -196,6 +272,8 @@ std::shared_ptr<const wire::TokenRule> find_token_rule(const ServerContext& cont
 std::shared_ptr<const wire::TokenRule> make_token_rule(const ServerContext& context, const StructuredOutput& output, Thinking thinking) {
   const auto emit = [&](AutomatonBuilder& builder, NodeId from, const Vocabulary& vocabulary) {
     if (thinking == Thinking::kNone) return output.emit(builder, from, vocabulary);
+    if (context.call_form == CallForm::kHarmony)
+      return output.emit(builder, emit_analysis(builder, from, thinking, output.is_call, vocabulary), vocabulary);
     static const grammar::Regex kSpace = grammar::parse_regex("[ \\t\\n]{0,4}");
     const NodeId text = builder.add_node();
     const NodeId open = thinking == Thinking::kOpen ? from : builder.emit_literal(from, vocabulary.marker("<think>"));

@@ -20,21 +20,20 @@ struct StructuredOutput {
   std::string param;  ///< the member that asked for it, for errors
   std::string key;    ///< the same for all requests that ask for the same
   grammar::RuleCache::Emit emit;
+  bool is_call = false;  ///< calls have a place of their own in the channels of gpt-oss
 };
 
-/// Where reasoning may stand before the text.
+/// Where reasoning may stand before the text: a think block, or the analysis channel.
 enum class Thinking {
   kNone,
-  kMaybe,  ///< the reply may open a think block
-  kOpen,   ///< the prompt has opened one
+  kMaybe,  ///< the reply may open it
+  kOpen,   ///< the prompt has opened it
 };
 
 /// Reads response_format (text, json_object, json_schema), structured_outputs (json, json_object, regex, choice, grammar) and the older
 /// guided_json, guided_regex, guided_choice, guided_grammar. nullopt when none is there. 400 for two of them or a wrong one, 501 for
 /// structural tags.
 std::optional<StructuredOutput> read_structured_output(const JsonFields& fields);
-/// Whether the renderer's parser reads calls of the form that a forced tool_choice writes.
-bool reads_tagged_calls(const text::Tokenizer& tokenizer, const text::Renderer& renderer);
 /// Reads tool_choice: a form for "required" and a named function, nullopt for "auto" and "none"; "none" turns parsing of calls
 /// off in `request`, a form turns it on. 501 if calls of this model are not written in the form that can be enforced.
 std::optional<StructuredOutput> read_tool_choice(const JsonFields& fields, const ServerContext& context, PreparedRequest& request);

@@ -3,13 +3,16 @@
 #include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "base/files.hpp"
 #include "base/rng.hpp"
+#include "base/testing/source_dir.hpp"
 #include "net/http_client.hpp"
 #include "server/api_server.hpp"
 #include "server/testing/scripted_backend.hpp"
@@ -51,7 +54,7 @@ class StructuredOutputTest : public ::testing::Test {
     if (has_parsers) {
       text::RendererOptions wanted;
       wanted.name = "default";
-      wanted.tool_parser = "hermes";
+      wanted.tool_parser = tool_parser_;
       wanted.reasoning_parser = "think";
       renderer = text::make_renderer(wanted, tokenizer_, template_);
     }
@@ -61,6 +64,19 @@ class StructuredOutputTest : public ::testing::Test {
     client.timeout = 30s;
     client.max_retries = 0;
     client_ = std::make_unique<net::BlockingHttpClient>(client);
+  }
+  /// The tokenizer and the calls of another family, whose replies end with `end`.
+  void use_family(const char* tokenizer, const char* parser, std::string_view end, std::string_view chat_template) {
+    const std::string source = read_file(test_source_dir() / "tests/fixtures/text" / fmt::format("{}.tokenizer.json", tokenizer));
+    tokenizer_ = std::make_shared<const text::Tokenizer>(text::Tokenizer::parse(source, fmt::format(R"({{"eos_token": "{}"}})", end)));
+    template_ = std::make_shared<const text::ChatTemplate>(std::string(chat_template));
+    tool_parser_ = parser;
+    ScriptedBackend::Options backend;
+    backend.vocab_size = tokenizer_->vocab_size();
+    backend.end_id = tokenizer_->id_of(end).value();
+    backend.max_model_len = 1 << 16;
+    server_.reset();
+    backend_ = std::make_unique<ScriptedBackend>(backend, [this](const wire::GenerateRequest& request) { return walk(request); });
   }
   std::vector<std::int32_t> walk(const wire::GenerateRequest& request) {
     std::vector<std::int32_t> output;
@@ -79,6 +95,11 @@ class StructuredOutputTest : public ::testing::Test {
       if (text.starts_with("<think>") && text.find("</think>") == std::string::npos) {
         const auto close = tokenizer_->encode("</think>");
         output.insert(output.end(), close.begin(), close.end());
+        continue;
+      }
+      const auto end = tokenizer_->id_of("<|end|>");
+      if (end && output.size() % 16 == 15 && std::find(open.begin(), open.end(), *end) != open.end()) {
+        output.push_back(*end);
         continue;
       }
       std::int32_t token = open[rng_.next_below(open.size())];
@@ -120,6 +141,7 @@ class StructuredOutputTest : public ::testing::Test {
     EXPECT_TRUE(value.at("s") == "a" || value.at("s") == "b") << text;
   }
 
+  std::string tool_parser_ = "hermes";
   std::filesystem::path folder_;
   std::shared_ptr<const text::Tokenizer> tokenizer_;
   std::shared_ptr<const text::ChatTemplate> template_;
@@ -196,6 +218,47 @@ TEST_F(StructuredOutputTest, ToolChoiceForcesACall) {
   EXPECT_TRUE(has_get && has_put);
   EXPECT_EQ(chat_text(tools + R"("tool_choice":"auto")"), "free");
   EXPECT_EQ(chat_text(tools + R"("tool_choice":"none")"), "free");
+}
+
+TEST_F(StructuredOutputTest, ToolChoiceForcesACallInTheFormOfTheFamily) {
+  struct Family {
+    const char* tokenizer;
+    const char* parser;
+    const char* end;
+    const char* chat_template;
+  };
+  const Family families[] = {
+      {"harmony", "openai", "<|return|>", "<|start|>user<|message|>{{ messages[0].content }}<|end|><|start|>assistant"},
+      {"harmony", "gpt_oss", "<|return|>", "<|start|>user<|message|>x<|end|><|start|>assistant<|channel|>analysis<|message|>"},
+      {"kimi", "kimi_k2", "<|im_end|>", "{{ messages[0].content }}"},
+      {"deepseek", "deepseek_v3", "<｜end▁of▁sentence｜>", "{{ messages[0].content }}"},
+      {"deepseek", "deepseek_v31", "<｜end▁of▁sentence｜>", "{{ messages[0].content }}"},
+  };
+  const std::string tools = R"("tools":[{"type":"function","function":{"name":"get","parameters":)" + std::string(kSchema) +
+                            R"(}},{"type":"function","function":{"name":"put"}}],)";
+  for (const Family& family : families) {
+    use_family(family.tokenizer, family.parser, family.end, family.chat_template);
+    start(true);
+    std::size_t most = 0;
+    for (int i = 0; i < 10; ++i) {
+      const json::value any = choice("/v1/chat/completions", tools + R"("tool_choice":"required")");
+      EXPECT_EQ(any.at("finish_reason").as_string(), "tool_calls") << family.parser;
+      const json::array& calls = any.at("message").at("tool_calls").as_array();
+      ASSERT_GE(calls.size(), 1u) << family.parser << any;
+      most = std::max(most, calls.size());
+      for (const json::value& call : calls) {
+        const std::string arguments(call.at("function").at("arguments").as_string());
+        if (call.at("function").at("name") == "get") expect_fits(arguments);
+        EXPECT_TRUE(json::parse(arguments).is_object()) << family.parser;
+      }
+      const json::value named = choice("/v1/chat/completions", tools + R"("tool_choice":{"type":"function","function":{"name":"put"}})");
+      ASSERT_EQ(named.at("message").at("tool_calls").as_array().size(), 1u) << family.parser << named;
+      EXPECT_EQ(named.at("message").at("tool_calls").at(0).at("function").at("name"), "put") << family.parser;
+    }
+    EXPECT_EQ(most > 1, family.tokenizer != std::string_view("harmony")) << family.parser;
+    // Other forms are those of the answer, behind the reasoning.
+    for (int i = 0; i < 6; ++i) expect_fits(chat_text(R"("guided_json":)" + std::string(kSchema)));
+  }
 }
 
 TEST_F(StructuredOutputTest, ArgumentsOfACallAreAlwaysAnObject) {

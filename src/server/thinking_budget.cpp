@@ -11,10 +11,10 @@ constexpr std::size_t kMaxTokensBefore = 4;
 
 }  // namespace
 
-ThinkingBudget::ThinkingBudget(const text::Tokenizer& tokenizer, std::size_t budget, bool starts_open,
+ThinkingBudget::ThinkingBudget(const text::Tokenizer& tokenizer, const ThinkingMarks& marks, std::size_t budget, bool starts_open,
                                std::shared_ptr<const wire::TokenRule> form)
-    : open_(tokenizer.encode("<think>", {.begins_text = false})),
-      close_(tokenizer.encode("</think>", {.begins_text = false})),
+    : open_(tokenizer.encode(marks.open, {.begins_text = false})),
+      close_(tokenizer.encode(marks.close, {.begins_text = false})),
       budget_(budget),
       starts_open_(starts_open),
       form_(std::move(form)) {}

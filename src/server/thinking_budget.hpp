@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "text/tokenizer.hpp"
@@ -8,11 +9,18 @@
 
 namespace prl::server {
 
+/// What opens and closes reasoning.
+struct ThinkingMarks {
+  std::string_view open, close;
+};
+inline constexpr ThinkingMarks kThinkMarks{"<think>", "</think>"};
+inline constexpr ThinkingMarks kAnalysisMarks{"<|channel|>analysis<|message|>", "<|end|>"};
+
 /// Ends the think block at the beginning of an output after `budget` tokens by drawing nothing but its closing tag. Everything else is
 /// decided by `form`, which allows a think block there; without one any token may come.
 class ThinkingBudget final : public wire::TokenRule {
  public:
-  ThinkingBudget(const text::Tokenizer& tokenizer, std::size_t budget, bool starts_open,
+  ThinkingBudget(const text::Tokenizer& tokenizer, const ThinkingMarks& marks, std::size_t budget, bool starts_open,
                  std::shared_ptr<const wire::TokenRule> form = nullptr);
   bool allow(std::span<const std::int32_t> output, wire::TokenRuleCursor& cursor, std::span<std::uint64_t> allowed_words) const override;
   bool needs_stop_tokens() const override { return form_ != nullptr && form_->needs_stop_tokens(); }

@@ -34,6 +34,9 @@ constexpr std::pair<std::string_view, std::string_view> kModels[] = {
     {"Qwen/Qwen3.5-35B-A3B", "qwen3.5"},
     {"Qwen/Qwen3.5-122B-A10B", "qwen3.5"},
     {"Qwen/Qwen3.5-397B-A17B", "qwen3.5"},
+    {"Qwen/Qwen3.6-35B-A3B", "qwen3.6"},
+    {"Qwen/Qwen3.8-27B", "qwen3.8"},
+    {"Qwen/Qwen3.8-Flash-Next", "qwen3.8"},
     {"PrimeIntellect/Qwen3-0.6B", "prime-qwen3"},
     {"PrimeIntellect/Qwen3-1.7B", "prime-qwen3"},
     {"meta-llama/Llama-3.2-1B-Instruct", "llama-3"},
@@ -57,12 +60,13 @@ constexpr std::pair<std::string_view, std::string_view> kModels[] = {
     {"deepseek-ai/DeepSeek-R1", "deepseek-r1"},
     {"deepseek-ai/DeepSeek-R1-0528", "deepseek-r1"},
     {"moonshotai/Kimi-K2-Instruct", "kimi-k2"},
+    {"openai/gpt-oss-20b", "gpt-oss"},
+    {"openai/gpt-oss-120b", "gpt-oss"},
 };
 
 // Names that prime-rl's configs may carry and that have no renderer here yet.
-constexpr std::string_view kNotBuilt[] = {"qwen3-vl",         "qwen3.6", "qwen3.8",   "glm-5",       "glm-5.1",
-                                          "deepseek-v4",      "hy3",     "kimi-k2.5", "laguna-xs.2", "nemotron-3",
-                                          "nemotron-3-ultra", "gpt-oss", "gemma4",    "inkling",     "mistral3"};
+constexpr std::string_view kNotBuilt[] = {"qwen3-vl",    "glm-5",      "glm-5.1",          "deepseek-v4", "hy3",     "kimi-k2.5",
+                                          "laguna-xs.2", "nemotron-3", "nemotron-3-ultra", "gemma4",      "inkling", "mistral3"};
 
 }  // namespace
 
@@ -94,20 +98,27 @@ json::array ParsedResponse::openai_tool_calls() const {
 }
 
 const std::vector<std::string>& renderer_names() {
-  static const std::vector<std::string> kNames = {"default",     "chatml",  "qwen2.5", "qwen3",      "prime-qwen3",
-                                                  "smollm2",     "llama-3", "glm-4.5", "minimax-m2", "deepseek-v3",
-                                                  "deepseek-r1", "qwen3.5", "kimi-k2"};
+  static const std::vector<std::string> kNames = {"default", "chatml",  "qwen2.5",    "qwen3",       "prime-qwen3", "smollm2",
+                                                  "llama-3", "glm-4.5", "minimax-m2", "deepseek-v3", "deepseek-r1", "qwen3.5",
+                                                  "qwen3.6", "qwen3.8", "kimi-k2",    "gpt-oss"};
   return kNames;
 }
 
 std::optional<std::span<const std::string_view>> known_template_kwargs(std::string_view renderer) noexcept {
   static constexpr std::string_view kThinking[] = {"enable_thinking"};
+  static constexpr std::string_view kQwen36[] = {"enable_thinking", "preserve_thinking"};
+  static constexpr std::string_view kQwen38[] = {"enable_thinking", "preserve_thinking", "reasoning_effort"};
   static constexpr std::string_view kMiniMax[] = {"model_identity"};
   static constexpr std::string_view kLlama3[] = {"date_string", "tools_in_user_message"};
+  static constexpr std::string_view kGptOss[] = {"reasoning_effort", "conversation_start_date", "knowledge_cutoff",
+                                                 "model_identity",   "use_system_prompt",       "auto_drop_analysis"};
   if (renderer == "default") return std::nullopt;
   if (renderer == "qwen3" || renderer == "qwen3.5" || renderer == "glm-4.5") return kThinking;
+  if (renderer == "qwen3.6") return kQwen36;
+  if (renderer == "qwen3.8") return kQwen38;
   if (renderer == "minimax-m2") return kMiniMax;
   if (renderer == "llama-3") return kLlama3;
+  if (renderer == "gpt-oss") return kGptOss;
   return std::span<const std::string_view>{};
 }
 
@@ -128,7 +139,9 @@ std::unique_ptr<Renderer> make_renderer(const RendererOptions& options, std::sha
   if (name == "glm-4.5") return renderers::make_glm45(options, std::move(tokenizer));
   if (name == "minimax-m2") return renderers::make_minimax_m2(options, std::move(tokenizer));
   if (name == "deepseek-v3" || name == "deepseek-r1") return renderers::make_deepseek(name, options, std::move(tokenizer));
-  if (name == "qwen3.5") return renderers::make_qwen35(options, std::move(tokenizer), chat_template.get());
+  if (name == "qwen3.5" || name == "qwen3.6" || name == "qwen3.8")
+    return renderers::make_qwen35(name, options, std::move(tokenizer), chat_template.get());
+  if (name == "gpt-oss") return renderers::make_gpt_oss(options, std::move(tokenizer));
   if (name == "kimi-k2") return renderers::make_kimi_k2(options, std::move(tokenizer));
   if (auto renderer = renderers::make_chatml_family(name, options, std::move(tokenizer))) return renderer;
   if (std::find(std::begin(kNotBuilt), std::end(kNotBuilt), name) != std::end(kNotBuilt))

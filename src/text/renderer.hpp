@@ -93,6 +93,8 @@ class Renderer {
   virtual std::vector<std::int32_t> stop_token_ids() const = 0;
   /// What opens the first tool call in the text of a reply, for readers of streams; empty if calls have no marker or are not read.
   virtual std::string_view tool_call_mark() const noexcept { return {}; }
+  /// Whether results of tools are written with the name of their tool: callers who know it put it into `name` of those messages.
+  virtual bool wants_tool_names() const noexcept { return false; }
   /// Never throws on model output. `prompt_ids`, when given, tells whether the prompt already opened a think block.
   virtual ParsedResponse parse_response(std::span<const std::int32_t> completion_ids, const boost::json::array& tools = {},
                                         std::span<const std::int32_t> prompt_ids = {}) const = 0;
@@ -104,7 +106,7 @@ const std::vector<std::string>& renderer_names();
 std::vector<std::string_view> tool_parser_names();
 /// The tool parser for models with this chat template, by the markers that it writes; "" if it has no calls that are known here.
 std::string_view tool_parser_of_template(std::string_view chat_template) noexcept;
-/// `chat_template` is used by "default" and may be null for the others; "qwen3.5" asks it whether the model thinks by default.
+/// `chat_template` is used by "default" and may be null for the others; "qwen3.5" and its like ask it whether the model thinks by default.
 /// Error{kInvalidArgument} for an unknown name, or for "auto" with a model that is not in the table (fine-tunes and local folders must name
 /// their renderer); Error{kNotImplemented} for a family of prime-rl that is not built yet.
 std::unique_ptr<Renderer> make_renderer(const RendererOptions& options, std::shared_ptr<const Tokenizer> tokenizer,
@@ -135,5 +137,9 @@ MaskedSample incremental_loss_mask(const Tokenizer& tokenizer, const ChatTemplat
 
 /// Template kwargs that the renderer of this name reads; nullopt for "default", whose template may read any.
 std::optional<std::span<const std::string_view>> known_template_kwargs(std::string_view renderer) noexcept;
+
+/// Puts today's date where the renderer of this name takes one from the clock and `kwargs` have none ("gpt-oss", unless it writes no system
+/// message), with a warning: what is rendered on another day is different. Who makes several renderers that must agree calls it first.
+void pin_template_kwargs(std::string_view renderer, boost::json::object& kwargs);
 
 }  // namespace prl::text

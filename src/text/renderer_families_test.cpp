@@ -34,6 +34,10 @@ constexpr ToldFamily kToldFamilies[] = {
     {"qwen3.5", "qwen2", "<|im_start|>"},
     {"qwen3.5", "qwen2", "<|im_end|>", R"({"enable_thinking": false})"},
     {"kimi-k2", "kimi", "<|tool_calls_section_begin|>"},
+    {"qwen3.6", "qwen2", "<|im_end|>"},
+    {"qwen3.8", "qwen2", "<|im_start|>"},
+    {"gpt-oss", "harmony", "<|start|>"},
+    {"gpt-oss", "harmony", "<|message|>", R"({"conversation_start_date": "2025-06-28", "auto_drop_analysis": false})"},
 };
 
 class FamilyRenderers : public ::testing::TestWithParam<ToldFamily> {
@@ -58,8 +62,9 @@ TEST_P(FamilyRenderers, AToolLoopGoesOnFromWhatWasSampled) {
       "function": {"name": "f", "arguments": {"city": "Zürich", "days": 3}}}]})")
                             .as_object();
   // Families with an own place for reasoning sample it in front.
-  const bool has_reasoning = std::string_view(GetParam().kwargs) == "{}" && GetParam().renderer != std::string_view("kimi-k2") &&
-                             GetParam().renderer != std::string_view("deepseek-v3");
+  const bool is_harmony = std::string_view(GetParam().renderer) == "gpt-oss";
+  const bool has_reasoning = (is_harmony || std::string_view(GetParam().kwargs) == "{}") &&
+                             GetParam().renderer != std::string_view("kimi-k2") && GetParam().renderer != std::string_view("deepseek-v3");
   if (has_reasoning) answer["reasoning_content"] = "a tool knows";
   messages.push_back(answer);
   const json::array result = list_of(R"([{"role": "tool", "tool_call_id": "functions.f:0", "name": "f", "content": "12 °C"}])");
@@ -73,7 +78,8 @@ TEST_P(FamilyRenderers, AToolLoopGoesOnFromWhatWasSampled) {
   const std::vector<std::int32_t> completion(whole.ids.begin() + static_cast<std::ptrdiff_t>(prompt.size()),
                                              whole.ids.begin() + static_cast<std::ptrdiff_t>(end));
   EXPECT_THAT(renderer_->stop_token_ids(), ::testing::Contains(completion.back()));
-  for (std::size_t i = prompt.size() + 4; i < end; ++i) EXPECT_EQ(whole.sampled_mask[i], 1) << i;
+  // In harmony a reply is several messages, and their headers do not count as sampled.
+  for (std::size_t i = prompt.size() + 4; i < end && !is_harmony; ++i) EXPECT_EQ(whole.sampled_mask[i], 1) << i;
 
   const auto bridged = renderer_->bridge_to_next_turn(prompt, completion, result, tools);
   ASSERT_TRUE(bridged);
@@ -134,7 +140,9 @@ INSTANTIATE_TEST_SUITE_P(Families, FamilyRenderers, ::testing::ValuesIn(kToldFam
   std::string name = family.param.renderer;
   std::replace_if(
       name.begin(), name.end(), [](char c) { return c == '-' || c == '.'; }, '_');
-  return name + (std::string_view(family.param.kwargs) == "{}" ? "" : "_no_thinking");
+  return name + (std::string_view(family.param.kwargs) == "{}"           ? ""
+                 : family.param.tokenizer == std::string_view("harmony") ? "_all"
+                                                                         : "_no_thinking");
 });
 
 TEST(MiniMax, ThousandsOfCallsInOneBlockTakeMemoryOnce) {
@@ -165,6 +173,9 @@ TEST(ModelTable, NamesTheRendererOfEachModel) {
   EXPECT_EQ(made("deepseek-ai/DeepSeek-R1-0528", "deepseek"), "deepseek-r1");
   EXPECT_EQ(made("Qwen/Qwen3.5-9B", "qwen2"), "qwen3.5");
   EXPECT_EQ(made("moonshotai/Kimi-K2-Instruct", "kimi"), "kimi-k2");
+  EXPECT_EQ(made("Qwen/Qwen3.6-35B-A3B", "qwen2"), "qwen3.6");
+  EXPECT_EQ(made("Qwen/Qwen3.8-27B", "qwen2"), "qwen3.8");
+  EXPECT_EQ(made("openai/gpt-oss-20b", "harmony"), "gpt-oss");
   EXPECT_THROW(made("moonshotai/Moonlight-16B-A3B-Instruct", "kimi"), Error);
 }
 
@@ -186,6 +197,88 @@ TEST(Qwen35, ThinksByDefaultAsItsTemplateDoes) {
   EXPECT_TRUE(prompt_of(named, quiet).ends_with("<think>\n\n</think>\n\n"));
   named.template_kwargs["enable_thinking"] = true;
   EXPECT_TRUE(prompt_of(named, quiet).ends_with("assistant\n<think>\n"));
+}
+
+std::unique_ptr<Renderer> harmony_renderer(std::string_view kwargs, const std::shared_ptr<const Tokenizer>& tokenizer) {
+  RendererOptions options;
+  options.name = "gpt-oss";
+  options.template_kwargs = parse_json(kwargs).as_object();
+  return make_renderer(options, tokenizer, nullptr);
+}
+
+TEST(GptOss, WritesToolsAsHarmonyDoes) {
+  const auto tokenizer = std::make_shared<const Tokenizer>(test::fixture_tokenizer("harmony"));
+  const auto renderer = harmony_renderer(R"({"use_system_prompt": false})", tokenizer);
+  const json::value cases = parse_json(test::fixture_text("renderer_family_cases.json"), kJsonDepth, LargeNumbers::kKeepText);
+  const json::array& list = cases.at("harmony_tools").as_array();
+  ASSERT_GE(list.size(), 60u);
+  const json::array user = list_of(R"([{"role": "user", "content": "x"}])");
+  for (const json::value& c : list) {
+    const std::string text = tokenizer->decode(renderer->render_ids(user, c.at(0).as_array(), false), false);
+    EXPECT_EQ(text, str(c.at(1)) + "<|start|>user<|message|>x<|end|>") << json::serialize(c.at(0));
+  }
+  const json::array wrong[] = {list_of(R"([1])"), list_of(R"([{"function": {"name": 1}}])"),
+                               list_of(R"([{"name": "f", "parameters": "x"}])")};
+  for (const json::array& tools : wrong) EXPECT_THROW(renderer->render(user, tools, false), Error);
+}
+
+TEST(GptOss, TheDateIsTheOneGivenOrThatOfItsMaking) {
+  const auto tokenizer = std::make_shared<const Tokenizer>(test::fixture_tokenizer("harmony"));
+  const auto prompt = [&](std::string_view kwargs) {
+    const auto renderer = harmony_renderer(kwargs, tokenizer);
+    return tokenizer->decode(renderer->render_ids(list_of(R"([{"role": "user", "content": "x"}])"), {}, true), false);
+  };
+  EXPECT_THAT(prompt(R"({"conversation_start_date": "1999-12-31"})"), HasSubstr("Current date: 1999-12-31\n\nReasoning: medium"));
+  EXPECT_THAT(prompt(R"({"conversation_start_date": "x", "reasoning_effort": "low"})"), HasSubstr("Current date: x\n\nReasoning: low"));
+  EXPECT_THAT(prompt("{}"), ::testing::ContainsRegex("Current date: 20[0-9][0-9]-[01][0-9]-[0-3][0-9]\n"));
+  EXPECT_THROW(prompt(R"({"reasoning_effort": "extreme"})"), Error);
+  EXPECT_THROW(prompt(R"({"conversation_start_date": 5})"), Error);
+  EXPECT_THROW(prompt(R"({"auto_drop_analysis": "no"})"), Error);
+}
+
+TEST(GptOss, AConversationWithToolsKeepsTheTokensOfItsTurns) {
+  const auto tokenizer = std::make_shared<const Tokenizer>(test::fixture_tokenizer("harmony"));
+  const auto renderer = harmony_renderer(R"({"conversation_start_date": "2025-06-28"})", tokenizer);
+  const json::array tools =
+      list_of(R"([{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}])");
+  std::vector<std::int32_t> prompt =
+      renderer->render_ids(list_of(R"([{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}])"), tools, true);
+  // As models write calls: the recipient behind the channel, which renders put in front of it.
+  const char* replies[] = {
+      "why<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\": 1}<|call|>",
+      "<|end|><|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}<|call|>", "cut sho"};
+  for (const char* reply : replies) {
+    const std::vector<std::int32_t> completion = tokenizer->encode(reply);
+    const ParsedResponse parsed = renderer->parse_response(completion, tools, prompt);
+    const bool is_call = std::string_view(reply).ends_with("<|call|>");
+    ASSERT_EQ(parsed.tool_calls.size(), is_call ? 1u : 0u) << reply;
+    EXPECT_EQ(is_call ? parsed.tool_calls[0].name : "f", "f");
+    const json::array result = list_of(R"([{"role": "tool", "name": "f", "content": "12 <|call|>"}])");
+    const auto next = renderer->bridge_to_next_turn(prompt, completion, result, tools);
+    ASSERT_TRUE(next) << reply;
+    std::vector<std::int32_t> start = prompt;
+    start.insert(start.end(), completion.begin(), completion.end());
+    ASSERT_TRUE(std::equal(start.begin(), start.end(), next->ids.begin()));
+    EXPECT_EQ(tokenizer->decode(std::span(next->ids).subspan(start.size()), false),
+              std::string(is_call ? "" : "<|end|>") +
+                  "<|start|>functions.f to=assistant<|channel|>commentary<|message|>12 "
+                  "<|call|><|end|><|start|>assistant<|channel|>analysis<|message|>");
+    prompt = next->ids;
+  }
+  EXPECT_FALSE(
+      renderer->bridge_to_next_turn(prompt, tokenizer->encode("x<|return|>"), list_of(R"([{"role": "tool", "content": "y"}])"), {}));
+  EXPECT_FALSE(renderer->bridge_to_next_turn(prompt, {}, list_of(R"([{"role": "user", "content": "y"}])"), {}));
+}
+
+TEST(GptOss, ARepliesHeaderMayBeThePrompts) {
+  const auto tokenizer = std::make_shared<const Tokenizer>(test::fixture_tokenizer("harmony"));
+  const auto renderer = harmony_renderer(R"({"use_system_prompt": false})", tokenizer);
+  // The chat template's prompt ends behind the role.
+  const ParsedResponse out = renderer->parse_response(
+      tokenizer->encode("<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>"), {},
+      tokenizer->encode("<|start|>user<|message|>x<|end|><|start|>assistant"));
+  EXPECT_EQ(out.content, "Yes.");
+  EXPECT_EQ(out.reasoning_content, "why");
 }
 
 struct ParserCase {

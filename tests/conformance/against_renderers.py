@@ -4,7 +4,7 @@
     ninja -C build/release renderer_lines
     python3 tests/conformance/against_renderers.py [--conversations 500] [--seed 1] [--family NAME]
 
-Needs renderers and transformers (no torch); not part of `make test`, which replays committed answers of the package. Per family: random
+Needs renderers and transformers (no torch), for gpt-oss bpe-openai too (tools/harmony_reference.py); not part of `make test`, which replays committed answers of the package. Per family: random
 conversations as in against_templates.py. Compared are the ids of each render and, where the package has a renderer of its own for
 the family, which message each token belongs to, which would be sampled and which are content; then completions (what was rendered as the
 last reply, also cut and damaged) parsed back, and the prompt of the next turn bridged from them. Families without one of their own in the package
@@ -20,16 +20,22 @@ import random
 import re
 import subprocess
 import sys
+import tempfile
 
 import renderers
 import transformers
 from renderers import configs
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
+import harmony_reference  # noqa: E402
+import make_text_fixtures  # noqa: E402
 import against_templates as templates  # noqa: E402
 
 FIXTURES = templates.FIXTURES
 LINES = os.environ.get("PRL_RENDERER_LINES", str(templates.ROOT / "build/release/bin/renderer_lines"))
+HARMONY = {"conversation_start_date": "2025-06-28"}
+HARMONY_KEPT = HARMONY | {"auto_drop_analysis": False, "reasoning_effort": "high", "knowledge_cutoff": "2025-01", "model_identity": "You are Ossi."}
 # family: our renderer, its template options, the package's (None: its default renderer), template, tokenizer, begin and end of sequence
 FAMILIES = {
     "qwen3": ("qwen3", {}, lambda: renderers.config_from_name("qwen3"), None, "qwen2", None, "<|im_end|>"),
@@ -43,7 +49,16 @@ FAMILIES = {
     "deepseek-r1": ("deepseek-r1", {}, lambda: renderers.config_from_name("deepseek-r1"), None, "deepseek", None, "<｜end▁of▁sentence｜>"),
     "qwen3.5": ("qwen3.5", {}, lambda: configs.Qwen35RendererConfig(enable_thinking=True), None, "qwen2", None, "<|im_end|>"),
     "qwen3.5 without thinking": ("qwen3.5", {"enable_thinking": False}, lambda: configs.Qwen35RendererConfig(enable_thinking=False), None, "qwen2", None, "<|im_end|>"),
+    "qwen3.6": ("qwen3.6", {}, lambda: configs.Qwen36RendererConfig(enable_thinking=True), None, "qwen2", None, "<|im_end|>"),
+    "qwen3.6 with all thinking": ("qwen3.6", {"preserve_thinking": True}, lambda: configs.Qwen36RendererConfig(preserve_thinking=True), None, "qwen2", None, "<|im_end|>"),
+    "qwen3.8": ("qwen3.8", {}, lambda: configs.Qwen38RendererConfig(enable_thinking=True), None, "qwen2", None, "<|im_end|>"),
+    "qwen3.8 with little thinking": ("qwen3.8", {"preserve_thinking": False, "reasoning_effort": "low"},
+                                     lambda: configs.Qwen38RendererConfig(preserve_thinking=False, reasoning_effort="low"), None, "qwen2", None, "<|im_end|>"),
+    "qwen3.8 without thinking": ("qwen3.8", {"enable_thinking": False}, lambda: configs.Qwen38RendererConfig(enable_thinking=False), None, "qwen2", None, "<|im_end|>"),
     "kimi-k2": ("kimi-k2", {}, lambda: renderers.config_from_name("kimi-k2"), None, "kimi", None, "<|im_end|>"),
+    "gpt-oss": ("gpt-oss", HARMONY, lambda: configs.GptOssRendererConfig(**HARMONY), None, "harmony", None, "<|return|>"),
+    "gpt-oss, whole vocabulary": ("gpt-oss", HARMONY, lambda: configs.GptOssRendererConfig(**HARMONY), None, "harmony whole", None, "<|return|>"),
+    "gpt-oss with analysis": ("gpt-oss", HARMONY_KEPT, lambda: configs.GptOssRendererConfig(**HARMONY_KEPT), None, "harmony", None, "<|return|>"),
     "chatml": ("chatml", {}, None, "chatml", "qwen2", None, "<|im_end|>"),
     "qwen2.5": ("qwen2.5", {}, None, "qwen2.5", "qwen2", None, "<|im_end|>"),
     "smollm2": ("smollm2", {}, None, "smollm2", "smollm2", "<|im_start|>", "<|im_end|>"),
@@ -81,10 +96,17 @@ class Comparison:
     def __init__(self, family, options):
         name, kwargs, config, template, tokenizer, bos, eos = FAMILIES[family]
         file = FIXTURES / f"{tokenizer}.tokenizer.json"
+        if tokenizer == "harmony whole":
+            file = pathlib.Path(tempfile.mkdtemp(prefix="prl_harmony_")) / "tokenizer.json"
+            harmony_reference.whole_tokenizer(make_text_fixtures.O200K_REGEX).save(str(file))
         self.family, self.options, self.is_own = family, options, config is not None
         self.tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(file), bos_token=bos, eos_token=eos, clean_up_tokenization_spaces=False)
-        if name == "qwen3.5":  # the package asks for them at once, though texts have none
+        if name in ("qwen3.5", "qwen3.6", "qwen3.8"):  # the package asks for them at once, though texts have none
             self.tokenizer.add_special_tokens({"additional_special_tokens": ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]})
+        if name == "gpt-oss" and tokenizer != "harmony whole":
+            harmony_reference.use_vocabulary_of(self.tokenizer)
+        elif name == "gpt-oss":
+            harmony_reference.use_own_vocabulary()
         if template:
             self.tokenizer.chat_template = (FIXTURES / f"{template}.jinja").read_text()
         self.theirs = renderers.create_renderer(self.tokenizer, config() if config else renderers.DefaultRendererConfig())
@@ -122,7 +144,25 @@ class Comparison:
         messages, tools, add_generation_prompt, _ = templates.conversation(self.rng, "chatml" if self.family == "smollm2" else self.family)
         # Names of tokens are spelt in every second conversation only, so that half of them must agree in everything else.
         self.spells = not self.spells
-        return (messages if self.spells else json.loads(MARKS.sub("<-mark->", json.dumps(messages)))), tools, add_generation_prompt
+        if self.family.startswith("gpt-oss"):
+            messages, tools = self.harmony_conversation(messages, tools)
+        messages = messages if self.spells else json.loads(MARKS.sub("<-mark->", json.dumps(messages)))
+        return messages, tools, add_generation_prompt
+
+    def harmony_conversation(self, messages, tools):
+        """Schemas of many kinds, names beside results, developers' messages and system messages in the middle."""
+        rng = self.rng
+        tools = [tool if rng.random() < 0.3 else {"type": "function", "function": {"name": tool["function"]["name"], "description": templates.text(rng, 4),
+                                                                                   "parameters": harmony_reference.schema(rng, templates.text, 3)}} for tool in tools or []] or None
+        for message in messages:
+            if message["role"] == "tool" and tools and rng.random() < 0.8:
+                message["name"] = rng.choice(["", "functions."]) + tools[0]["function"]["name"]
+        if rng.random() < 0.2:
+            messages.insert(rng.randrange(len(messages) + 1), {"role": rng.choice(["system", "developer"]), "content": templates.text(rng, 4)})
+        calls = [i for i, message in enumerate(messages) if message.get("tool_calls")]
+        if calls and rng.random() < 0.5:
+            messages = messages[:rng.choice(calls) + 1]
+        return json.loads(re.sub(r"<\|im_(start|end)\|>", lambda mark: rng.choice(["<|start|>", "<|end|>", "<|call|>", mark[0]]), json.dumps(messages))), tools
 
     def render(self, messages, tools, add_generation_prompt):
         self.counts["conversations"] += 1
@@ -165,7 +205,9 @@ class Comparison:
             if self.rng.random() < 0.5:
                 del ids[place:place + self.rng.randint(1, 4)]
             else:
-                ids[place:place] = self.rng.choices(ids or [5], k=self.rng.randint(1, 3))
+                # The markers of harmony are single tokens that begin and end everything.
+                own = [id for id in self.tokenizer.added_tokens_decoder] if self.family.startswith("gpt-oss") and self.rng.random() < 0.5 else ids
+                ids[place:place] = self.rng.choices(own or [5], k=self.rng.randint(1, 3))
         return ids[:self.rng.randrange(len(ids) + 1)] if self.rng.random() < 0.3 else ids
 
     def parse(self, prompt, ids, tools):
@@ -207,8 +249,8 @@ class Comparison:
         if wanted != found:
             if isinstance(found, list) and wanted is not None:
                 return self.differ(self.kind_of_ids(wanted, found, "bridges"), what, *self.where(wanted, found))
-            end = self.tokenizer.eos_token_id
-            beyond = ": there is text behind the end of the turn" if end in ids and ids[-1] != end else ""
+            ends = {self.tokenizer.eos_token_id, *self.theirs.get_stop_token_ids()}
+            beyond = ": there is text behind the end of the turn" if ends & set(ids) and ids[-1] not in ends else ""
             kind = "only they bridge" + beyond if found is None else "only we bridge" if wanted is None else f"we fail to bridge: {found}"
             self.differ(kind, what, self.text(wanted), self.text(found) if isinstance(found, list) else found)
 

@@ -135,12 +135,13 @@ std::string_view xml_call_instructions() noexcept {
          "</IMPORTANT>";
 }
 
-std::string xml_call(const CallView& call) {
+std::string xml_call(const CallView& call, ArgumentSpelling spelling) {
   std::string text = "<tool_call>\n<function=" + call.name + ">\n";
   const json::value arguments = call.arguments_object();
   if (const json::object* object = arguments.if_object())
     for (const auto& argument : *object)
-      text += "<parameter=" + std::string(argument.key().data(), argument.key().size()) + ">\n" + python_text(argument.value()) +
+      text += "<parameter=" + std::string(argument.key().data(), argument.key().size()) + ">\n" +
+              (spelling == ArgumentSpelling::kJson ? json_unless_text(argument.value()) : python_text(argument.value())) +
               "\n</parameter>\n";
   return text + "</function>\n</tool_call>";
 }

@@ -51,7 +51,11 @@ std::string hermes_calls(const MessageView& message, bool follows_text);
 
 /// How calls are to be written as XML, for the model to read behind the list of tools.
 std::string_view xml_call_instructions() noexcept;
+enum class ArgumentSpelling : std::uint8_t {
+  kPython,  ///< as str() writes them, lists and objects as JSON
+  kJson,    ///< as JSON, but for texts
+};
 /// <tool_call> with a <parameter> per argument.
-std::string xml_call(const CallView& call);
+std::string xml_call(const CallView& call, ArgumentSpelling spelling = ArgumentSpelling::kPython);
 
 }  // namespace prl::text::renderers

@@ -4,6 +4,7 @@
 
 #include "base/error.hpp"
 #include "text/renderers/families.hpp"
+#include "text/renderers/harmony_parser.hpp"
 #include "text/renderers/response_parser.hpp"
 
 // Any model by its own template: exact ids, but no knowledge of what in them is body, and no bridge.
@@ -32,6 +33,16 @@ class DefaultRenderer : public Renderer {
     parse_.stop_ids = tokenizer_->stop_ids();
     parse_.tools = *syntax;
     parse_.reads_thinking = !options.reasoning_parser.empty();
+    if (*syntax != ToolSyntax::kHarmony) return;
+    harmony_ = HarmonyTokens::find(*tokenizer_);
+    if (!harmony_)
+      fail(ErrorCode::kInvalidArgument,
+           "[renderer] tool_parser '{}' needs <|start|>, <|channel|>, <|message|>, <|end|>, <|return|> and "
+           "<|call|>, which the tokenizer lacks",
+           options.tool_parser);
+    for (const std::int32_t id : {harmony_->stop, harmony_->call})
+      if (std::find(parse_.stop_ids.begin(), parse_.stop_ids.end(), id) == parse_.stop_ids.end()) parse_.stop_ids.push_back(id);
+    std::sort(parse_.stop_ids.begin(), parse_.stop_ids.end());
   }
 
   std::string_view name() const noexcept override { return "default"; }
@@ -63,6 +74,7 @@ class DefaultRenderer : public Renderer {
 
   ParsedResponse parse_response(std::span<const std::int32_t> completion_ids, const json::array& tools,
                                 std::span<const std::int32_t> prompt_ids) const override {
+    if (harmony_) return parse_harmony(*tokenizer_, *harmony_, completion_ids, prompt_ids);
     if (parse_.tools != ToolSyntax::kNone || parse_.reads_thinking)
       return parse_tagged(*tokenizer_, completion_ids, prompt_ids, tools, parse_);
     ParsedResponse out;
@@ -84,6 +96,7 @@ class DefaultRenderer : public Renderer {
   std::shared_ptr<const ChatTemplate> template_;
   json::object kwargs_;
   ParseOptions parse_;
+  std::optional<HarmonyTokens> harmony_;
 };
 
 }  // namespace

@@ -40,6 +40,8 @@ constexpr std::pair<std::string_view, ToolSyntax> kParsers[] = {
     {"deepseek_v3", ToolSyntax::kDeepSeek},
     {"deepseek_v31", ToolSyntax::kDeepSeek31},
     {"kimi_k2", ToolSyntax::kKimi},
+    {"openai", ToolSyntax::kHarmony},
+    {"gpt_oss", ToolSyntax::kHarmony},
 };
 
 ParsedToolCall read_hermes_call(std::string_view block) {
@@ -98,18 +100,6 @@ ToolBlock read_block(const TokenText& text, std::size_t at, const json::array& t
     default: block.calls.push_back(read_xml_call(text, inside, close, tools)); break;
   }
   return block;
-}
-
-// The arguments as JSON; false if they are none. Then they are the text.
-bool read_json_arguments(std::string arguments, ParsedToolCall& call) {
-  call.arguments_text = std::move(arguments);
-  try {
-    call.arguments = parse_json(replace_lone_surrogates(call.arguments_text));
-    return true;
-  } catch (const Error&) {
-    call.arguments = json::string(call.arguments_text);
-    return false;
-  }
 }
 
 // What stands between ```json and ``` if that is all there is; otherwise the text itself.
@@ -200,6 +190,7 @@ std::vector<ToolBlock> read_section(const TokenText& text, std::size_t begin, To
 
 std::string_view tool_open_mark(ToolSyntax syntax) noexcept {
   switch (syntax) {
+    case ToolSyntax::kHarmony:
     case ToolSyntax::kNone: return {};
     case ToolSyntax::kHermes:
     case ToolSyntax::kXml:
@@ -220,7 +211,7 @@ std::optional<ToolSyntax> tool_syntax_of(std::string_view parser) noexcept {
 
 std::vector<ToolBlock> read_tool_blocks(const TokenText& text, std::size_t begin, const json::array& tools, ToolSyntax syntax) {
   std::vector<ToolBlock> blocks;
-  if (syntax == ToolSyntax::kNone) return blocks;
+  if (tool_open_mark(syntax).empty()) return blocks;
   const std::string_view mark = tool_open_mark(syntax);
   std::size_t at = text.find(mark, begin);
   if (at == kNowhere) return blocks;
@@ -252,6 +243,17 @@ void read_call_members(const std::vector<RawMember>& members, std::initializer_l
   }
 }
 
+bool read_json_arguments(std::string arguments, ParsedToolCall& call) {
+  call.arguments_text = std::move(arguments);
+  try {
+    call.arguments = parse_json(replace_lone_surrogates(call.arguments_text));
+    return true;
+  } catch (const Error&) {
+    call.arguments = json::string(call.arguments_text);
+    return false;
+  }
+}
+
 std::string new_call_id() {
   static const std::uint64_t kProcess = std::random_device()() * std::uint64_t{0x100000001} ^ std::random_device()();
   static std::atomic<std::uint64_t> next{1};
@@ -270,6 +272,7 @@ std::vector<std::string_view> tool_parser_names() {
 
 std::string_view tool_parser_of_template(std::string_view chat_template) noexcept {
   const auto writes = [&](std::string_view mark) { return chat_template.find(mark) != std::string_view::npos; };
+  if (writes("<|channel|>") && writes("<|call|>")) return "openai";
   if (writes(renderers::kMiniMaxOpen)) return "minimax_m2";
   if (writes(renderers::kKimiMarks.begin)) return "kimi_k2";
   if (writes(renderers::kDeepSeekMarks.begin)) return writes("```json") ? "deepseek_v3" : "deepseek_v31";

@@ -20,10 +20,11 @@ enum class ToolSyntax : std::uint8_t {
   kMiniMax,     ///< <minimax:tool_call><invoke name="NAME"><parameter name="KEY">value</parameter></invoke>...</minimax:tool_call>, ditto
   kDeepSeek,    ///< calls section of DeepSeek V3 and R1: type, separator, name, arguments in a fence of JSON
   kDeepSeek31,  ///< that of DeepSeek V3.1: name, separator, arguments
+  kHarmony,     ///< messages to "functions.NAME" of gpt-oss, which have channels for reasoning and content too; see harmony_parser.hpp
   kKimi,        ///< calls section of Kimi K2: "functions.NAME:INDEX", argument marker, arguments
 };
 
-/// The marker that opens the first call; empty for kNone.
+/// The marker that opens the first call; empty for kNone and kHarmony.
 std::string_view tool_open_mark(ToolSyntax syntax) noexcept;
 /// The syntax that a tool parser of this name reads, by the names of vLLM and of the `renderers` package; nullopt for an unknown one.
 std::optional<ToolSyntax> tool_syntax_of(std::string_view parser) noexcept;
@@ -44,6 +45,8 @@ std::vector<ParsedToolCall> read_minimax_calls(const TokenText& text, std::size_
 
 /// Name and arguments of a call from the members of its JSON object; an absent or wrong name is empty, absent arguments are {}.
 void read_call_members(const std::vector<RawMember>& members, std::initializer_list<std::string_view> argument_names, ParsedToolCall& call);
+/// Sets the arguments of the call to JSON text; false if it is none, and then they are the text.
+bool read_json_arguments(std::string arguments, ParsedToolCall& call);
 /// "call_" and 24 hex digits that no other call of this process has.
 std::string new_call_id();
 
