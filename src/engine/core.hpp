@@ -68,10 +68,11 @@ class EngineCore {
   std::vector<RequestId> take_ended();
 
  private:
-  /// A token that a step drew and the sequence has accepted, whose event has not been sent yet.
+  /// Tokens that a step drew and the sequence has accepted, whose event has not been sent yet.
   struct News {
     CoreRequest* request = nullptr;
     StepOutput::Row* output = nullptr;
+    std::int64_t num_tokens = 0;  ///< the first ones of `output`
     wire::FinishReason reason = wire::FinishReason::kNone;
   };
   /// False while the sequence's token rule is still at work on what may come next.
@@ -80,6 +81,8 @@ class EngineCore {
   void end_failed_rules();
   /// Waits for the oldest step and has its sequences accept what it found.
   void settle();
+  /// The tokens of a row that stand, up to the one that ends the request: into news.num_tokens and news.reason.
+  void append_tokens(const PlanRow& row, News& news);
   /// True if the event must be sent before the next step.
   bool accept(const PlanRow& row, StepOutput::Row& output);
   /// Sends the news. Destroys nothing.

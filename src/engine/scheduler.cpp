@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "engine/memory.hpp"
 
 namespace prl::engine {
 namespace {
@@ -51,7 +52,8 @@ Scheduler::Scheduler(const SchedulerOptions& options, BlockPool& pool, HostBlock
       prefix_(pool, host, disk),
       states_(options.max_num_seqs,
               options.enable_prefix_caching && options.enable_chunked_prefill ? options.num_state_snapshots.value_or(0) : 0,
-              pool.block_size()) {
+              pool.block_size()),
+      drafts_(options.drafts) {
   PRL_CHECK(options.max_num_seqs > 0 && options.max_num_batched_tokens > 0, "scheduler limits must be positive");
   running_.reserve(static_cast<std::size_t>(options.max_num_seqs));
 }
@@ -73,6 +75,7 @@ void Scheduler::remove(Sequence& sequence) {
     waiting_.erase(sequence);
   }
   drop_blocks(sequence);
+  drafts_.close(sequence.draft);
   sequence.state = SequenceState::kFinished;
 }
 
@@ -91,6 +94,7 @@ void Scheduler::plan(StepPlan& plan) {
   plan_running(plan, budget);
   // Blocks are short when a sequence was preempted: an admission now would only be undone.
   if (plan.num_preempted == 0) plan_waiting(plan, budget);
+  if (plan.num_preempted == 0 && drafts_.is_on()) plan_drafts(plan, budget);
   if (!plan.rows.empty()) states_.list(plan.state_copies);
   if (host_ != nullptr) host_->list(plan.copies);
 }
@@ -101,14 +105,57 @@ bool Scheduler::can_plan_ahead(const StepPlan& begun) const {
   if (waiting_.has_ready() && num_running() < options_.max_num_seqs) return false;
   std::int64_t num_going_on = 0;
   for (const PlanRow& row : begun.rows) {
-    if (!row.is_sampled) return false;
+    if (!row.is_sampled || row.num_drafts > 0) return false;
     if (row.sequence->state == SequenceState::kFinished) continue;
     const ResolvedRequest& request = *row.sequence->request;
     // Who decides what may come next, or whether the text ends here, is asked after each token.
     if (request.needs_every_token || request.sampling.token_rule || !request.sampling.stop.empty()) return false;
     ++num_going_on;
   }
-  return num_going_on == num_running();
+  return num_going_on == num_running() && !wants_drafts(begun);
+}
+
+bool Scheduler::wants_drafts(const StepPlan& begun) const {
+  if (!drafts_.is_on()) return false;
+  double gain = 0;
+  for (const PlanRow& row : begun.rows) {
+    const Sequence& sequence = *row.sequence;
+    if (sequence.state == SequenceState::kFinished) continue;
+    // One token is being drawn, and another will be behind the drafts.
+    const std::int64_t limit = sequence.request->max_new_tokens - sequence.num_output_tokens() - 2;
+    gain += sequence.draft.hit_rate * drafts_.expected_gain(sequence.draft, drafts_.num_useful(sequence.draft, limit, 1));
+  }
+  return gain > 0 && gain >= options_.least_draft_gain * static_cast<double>(begun.rows.size());
+}
+
+void Scheduler::plan_drafts(StepPlan& plan, std::int64_t budget) {
+  const auto num_rows = static_cast<std::int64_t>(plan.rows.size());
+  budget = std::min(budget, most_drawn_rows(options_.max_num_seqs, options_.drafts.num_tokens) - num_rows);
+  double gain = 0;
+  for (PlanRow& row : plan.rows) {
+    if (budget <= 0) break;
+    Sequence& sequence = *row.sequence;
+    if (!row.is_sampled) continue;
+    const std::int64_t limit = std::min(budget, sequence.request->max_new_tokens - sequence.num_output_tokens() - 1);
+    row.num_drafts = drafts_.num_useful(sequence.draft, limit);
+    gain += drafts_.expected_gain(sequence.draft, row.num_drafts);
+    budget -= row.num_drafts;
+  }
+  const bool is_worth_it = gain > 0 && gain >= options_.least_draft_gain * static_cast<double>(num_rows);
+  for (PlanRow& row : plan.rows) {
+    const std::int64_t count = std::exchange(row.num_drafts, 0);
+    if (count == 0 || !is_worth_it) continue;
+    Sequence& sequence = *row.sequence;
+    const std::int64_t end = row.first_token + row.num_tokens + count;
+    // Each sequence may need a block in the next step.
+    const std::int64_t num_wanted = pool_.num_blocks_for(end) - static_cast<std::int64_t>(sequence.blocks.size());
+    if (num_wanted > 0 && pool_.num_free() - num_wanted < num_running()) continue;
+    if (!try_grow(sequence, end)) continue;
+    drafts_.propose(sequence.draft, count, row.drafts);
+    row.num_drafts = count;
+    row.num_tokens += count;
+    plan.num_tokens += count;
+  }
 }
 
 void Scheduler::plan_ahead(const StepPlan& begun, StepPlan& plan) {
@@ -304,12 +351,35 @@ void Scheduler::publish_blocks(Sequence& sequence, std::int64_t num_tokens) {
 void Scheduler::commit(const StepPlan& plan) {
   for (const PlanRow& row : plan.rows) {
     if (row.sequence->state == SequenceState::kFinished) continue;
-    row.sequence->num_tokens_computed = row.first_token + row.num_tokens;
-    row.sequence->tenant->num_tokens += row.num_tokens;
+    row.sequence->num_tokens_computed = row.known_end();
+    row.sequence->tenant->num_tokens += row.num_tokens - row.num_drafts;
     row.sequence->tenant->num_generation_tokens += row.is_sampled ? 1 : 0;
     // Blocks of a plan made ahead could not be published before their tokens were known.
     if (row.drawn_row >= 0) publish_blocks(*row.sequence, row.sequence->num_tokens_computed);
   }
+}
+
+void Scheduler::accept(const PlanRow& row, std::int64_t num_tokens) {
+  if (!drafts_.is_on()) return;
+  Sequence& sequence = *row.sequence;
+  PRL_CHECK(1 <= num_tokens && num_tokens <= row.num_samples(), "{} tokens of a row that draws {}", num_tokens, row.num_samples());
+  if (row.num_drafts > 0) {
+    sequence.num_tokens_computed += num_tokens - 1;
+    sequence.tenant->num_tokens += num_tokens - 1;
+    sequence.tenant->num_generation_tokens += num_tokens - 1;
+    publish_blocks(sequence, sequence.num_tokens_computed);
+    // What drafts that failed needed may be another's next.
+    const auto num_needed = static_cast<std::size_t>(pool_.num_blocks_for(sequence.num_tokens()));
+    while (sequence.blocks.size() > num_needed) sequence.blocks.pop_back();
+  }
+  const ResolvedRequest& request = *sequence.request;
+  if (!request.may_draft) return;
+  if (sequence.draft.group == nullptr && sequence.num_output_tokens() == num_tokens) {
+    const std::span prompt = std::span<const std::int32_t>(sequence.tokens).first(static_cast<std::size_t>(sequence.num_prompt_tokens));
+    drafts_.open(sequence.draft, {prompt, request.adapter_key().id, request.cache_salt});
+  }
+  for (const std::int32_t token : std::span<const std::int32_t>(sequence.tokens).last(static_cast<std::size_t>(num_tokens)))
+    drafts_.append(sequence.draft, token);
 }
 
 void Scheduler::change_weights(PolicyVersion version) {
