@@ -30,7 +30,7 @@ using DraftTokens = std::array<std::int32_t, DraftOptions::kMostTokens>;
 struct DraftScope {
   std::span<const std::int32_t> prompt;
   std::uint64_t adapter = 0;  ///< an id that no other adapter ever has
-  std::string_view cache_salt;
+  std::string_view cache_salt = {};
 };
 
 /// Completions of one prompt.
