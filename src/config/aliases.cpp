@@ -102,6 +102,7 @@ constexpr Rename kRenames[] = {
     {Scope::kInference, "generation_config", "model.generation_config"},
     {Scope::kInference, "rope_scaling", "model.rope_scaling"},
     {Scope::kInference, "quantization", "model.quantization"},
+    {Scope::kInference, "speculative_config", "speculative"},
     {Scope::kInference, "block_size", "kv.block_size"},
     {Scope::kInference, "num_gpu_blocks_override", "kv.num_blocks"},
     {Scope::kInference, "tensor_parallel_size", "parallel.tp"},
@@ -129,6 +130,10 @@ constexpr Rename kRenames[] = {
     {Scope::kInference, "vllm.enable_chunked_prefill", "enable_chunked_prefill"},
     {Scope::kInference, "vllm.max_num_seqs", "max_num_seqs"},
     {Scope::kInference, "vllm.max_num_batched_tokens", "max_num_batched_tokens"},
+    {Scope::kInference, "vllm.speculative_config", "speculative"},
+    {Scope::kInference, "speculative.num_speculative_tokens", "speculative.num_tokens"},
+    {Scope::kInference, "speculative.prompt_lookup_max", "speculative.max_ngram"},
+    {Scope::kInference, "speculative.prompt_lookup_min", "speculative.min_ngram"},
     {Scope::kInference, "vllm.block_size", "kv.block_size"},
     {Scope::kInference, "vllm.num_gpu_blocks_override", "kv.num_blocks"},
     {Scope::kInference, "vllm.tensor_parallel_size", "parallel.tp"},
@@ -259,6 +264,23 @@ class Canonicalizer {
       *model = std::move(table);
     }
     renames(section, Scope::kInference, prefix);
+    if (Value* speculative = section.find("speculative"); speculative && speculative->is_table()) drafts(*speculative);
+  }
+
+  /// `method` and `model` of a speculative_config. One bound of the lookup alone is both of them.
+  static void drafts(Value& speculative) {
+    Value* model = speculative.find("method");
+    const bool is_lookup = !model || (model->is_string() && (model->as_string() == "ngram" || model->as_string() == "[ngram]"));
+    if (is_lookup) model = speculative.find("model");
+    const bool has_model =
+        model && !model->is_null() && !(model->is_string() && (model->as_string() == "ngram" || model->as_string() == "[ngram]"));
+    if (has_model) speculative.set("draft_model", Value(*model));
+    speculative.erase("method");
+    speculative.erase("model");
+    const Value *max = speculative.find("max_ngram"), *min = speculative.find("min_ngram");
+    if ((max == nullptr) == (min == nullptr)) return;
+    Value both = max != nullptr ? *max : *min;
+    speculative.set(max != nullptr ? "min_ngram" : "max_ngram", std::move(both));
   }
 
   void sft(Value& layer) {
