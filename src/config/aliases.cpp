@@ -131,9 +131,6 @@ constexpr Rename kRenames[] = {
     {Scope::kInference, "vllm.max_num_seqs", "max_num_seqs"},
     {Scope::kInference, "vllm.max_num_batched_tokens", "max_num_batched_tokens"},
     {Scope::kInference, "vllm.speculative_config", "speculative"},
-    {Scope::kInference, "speculative.num_speculative_tokens", "speculative.num_tokens"},
-    {Scope::kInference, "speculative.prompt_lookup_max", "speculative.max_ngram"},
-    {Scope::kInference, "speculative.prompt_lookup_min", "speculative.min_ngram"},
     {Scope::kInference, "vllm.block_size", "kv.block_size"},
     {Scope::kInference, "vllm.num_gpu_blocks_override", "kv.num_blocks"},
     {Scope::kInference, "vllm.tensor_parallel_size", "parallel.tp"},
@@ -264,23 +261,33 @@ class Canonicalizer {
       *model = std::move(table);
     }
     renames(section, Scope::kInference, prefix);
-    if (Value* speculative = section.find("speculative"); speculative && speculative->is_table()) drafts(*speculative);
+    if (const Value* speculative = section.find("speculative"); speculative && speculative->is_table()) drafts(section, prefix);
   }
 
-  /// `method` and `model` of a speculative_config. One bound of the lookup alone is both of them.
-  static void drafts(Value& speculative) {
-    Value* model = speculative.find("method");
-    const bool is_lookup = !model || (model->is_string() && (model->as_string() == "ngram" || model->as_string() == "[ngram]"));
-    if (is_lookup) model = speculative.find("model");
-    const bool has_model =
-        model && !model->is_null() && !(model->is_string() && (model->as_string() == "ngram" || model->as_string() == "[ngram]"));
-    if (has_model) speculative.set("draft_model", Value(*model));
+  /// What a speculative_config says in vLLM's words. One bound of the lookup alone is both of them.
+  void drafts(Value& section, const std::string& prefix) {
+    Value& speculative = *section.find("speculative");
+    const Value* model = speculative.find("method");
+    if (model == nullptr || is_lookup(*model)) model = speculative.find("model");
+    if (model != nullptr && !model->is_null() && !is_lookup(*model)) speculative.set("draft_model", Value(*model));
     speculative.erase("method");
     speculative.erase("model");
-    const Value *max = speculative.find("max_ngram"), *min = speculative.find("min_ngram");
-    if ((max == nullptr) == (min == nullptr)) return;
-    Value both = max != nullptr ? *max : *min;
-    speculative.set(max != nullptr ? "min_ngram" : "max_ngram", std::move(both));
+    constexpr std::string_view kMax = "prompt_lookup_max", kMin = "prompt_lookup_min";
+    const Value *max = speculative.find(kMax), *min = speculative.find(kMin);
+    if ((max == nullptr) != (min == nullptr)) speculative.set(max != nullptr ? kMin : kMax, Value(max != nullptr ? *max : *min));
+    constexpr std::pair<std::string_view, std::string_view> kNames[] = {
+        {"num_speculative_tokens", "num_tokens"}, {kMax, "max_ngram"}, {kMin, "min_ngram"}};
+    for (const auto& [from, to] : kNames) {
+      const Value* found = section.find("speculative")->find(from);
+      if (found == nullptr) continue;
+      Value value = *found;
+      section.find("speculative")->erase(from);
+      put(section, fmt::format("speculative.{}", to), std::move(value), fmt::format("{}speculative.{}", prefix, from), prefix);
+    }
+  }
+
+  static bool is_lookup(const Value& method) {
+    return method.is_string() && (method.as_string() == "ngram" || method.as_string() == "[ngram]");
   }
 
   void sft(Value& layer) {
