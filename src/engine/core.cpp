@@ -16,6 +16,9 @@ namespace {
 /// SchedulerOptions::least_draft_gain on devices that work beside the host: what is lost there is a gap between two steps, and that a step
 /// of several tokens per sequence is not replayed from a recording.
 constexpr double kLeastDraftGain = 0.125;
+/// SchedulerOptions::draft_base_rows. A GPU such as the H200 has time for about 200 products in bfloat16 while it reads a weight; of a CPU
+/// it was measured (docs/notebook/2026-11-28-speculative-decoding.md).
+constexpr double kBaseRowsOfGpu = 200, kBaseRowsOfCpu = 16;
 
 /// What a step found of a prompt's log-probabilities goes to the sequence.
 void append_prompt_logprobs(Sequence& sequence, const PlanRow& row, StepOutput::Row& output) {
@@ -109,6 +112,7 @@ EngineCore::EngineCore(const CoreOptions& options, std::unique_ptr<ModelRunner> 
           [&] {
             SchedulerOptions scheduler = options.scheduler;
             scheduler.least_draft_gain = runner->works_beside_host() ? kLeastDraftGain : 0;
+            scheduler.draft_base_rows = runner->works_beside_host() ? kBaseRowsOfGpu : kBaseRowsOfCpu;
             scheduler.may_draw = [this](Sequence& sequence) { return may_draw(sequence); };
             return scheduler;
           }(),

@@ -9,9 +9,6 @@
 namespace prl::engine {
 namespace {
 
-/// A draft is worth its row if it comes true at least so often. Measured on a CPU, where a row more costs most
-/// (docs/notebook/2026-11-28-speculative-decoding.md).
-constexpr double kLeastChance = 0.3;
 /// Weight of the latest guess in the mean of all.
 constexpr double kNewest = 0.125;
 /// Of a sequence whose guesses are not known yet: one draft is tried.
@@ -137,15 +134,15 @@ void DraftSource::evict() {
   }
 }
 
-std::int64_t DraftSource::num_useful(const DraftCursor& cursor, std::int64_t limit, std::int64_t num_unknown) const {
+std::int64_t DraftSource::num_useful(const DraftCursor& cursor, std::int64_t limit, double least_chance, std::int64_t num_unknown) const {
   limit = std::min(limit, options_.num_tokens);
-  if (!cursor.has_next || limit <= 0 || cursor.hit_rate < kLeastChance) return 0;
+  if (!cursor.has_next || limit <= 0) return 0;
   if (cursor.next.text != cursor.own) {
     const auto num_there = static_cast<std::int64_t>(cursor.group->texts.text(cursor.next.text).size());
     limit = std::min(limit, num_there - static_cast<std::int64_t>(cursor.next.position) - num_unknown);
   }
   std::int64_t num = 0;
-  for (double chance = cursor.hit_rate; num < limit && chance >= kLeastChance; chance *= cursor.hit_rate) ++num;
+  for (double chance = cursor.hit_rate; num < limit && chance >= least_chance; chance *= cursor.hit_rate) ++num;
   return num;
 }
 

@@ -71,9 +71,10 @@ class DraftSource {
   /// The sequence has ended. No effect if it is not open.
   void close(DraftCursor& cursor);
 
-  /// How many drafts are worth their rows, at most `limit`: 0 where too few of the latest guesses came true. `num_unknown`: so many tokens
-  /// of the sequence are being drawn, whatever they are.
-  [[nodiscard]] std::int64_t num_useful(const DraftCursor& cursor, std::int64_t limit, std::int64_t num_unknown = 0) const;
+  /// How many drafts, at most `limit`, come true with a chance of at least `least_chance`, as the latest guesses did. `num_unknown`: so
+  /// many tokens of the sequence are being drawn, whatever they are.
+  [[nodiscard]] std::int64_t num_useful(const DraftCursor& cursor, std::int64_t limit, double least_chance,
+                                        std::int64_t num_unknown = 0) const;
   /// Tokens that so many drafts are expected to save.
   [[nodiscard]] double expected_gain(const DraftCursor& cursor, std::int64_t num_drafts) const;
   /// The next `count` tokens, as num_useful() counted them.

@@ -13,6 +13,8 @@ namespace {
 using ::testing::ElementsAre;
 using Tokens = std::vector<std::int32_t>;
 
+constexpr double kChance = 0.3;  ///< that a draft must have
+
 DraftOptions drafts_of(std::int64_t num_tokens) {
   DraftOptions options;
   options.num_tokens = num_tokens;
@@ -23,7 +25,7 @@ DraftOptions drafts_of(std::int64_t num_tokens) {
 Tokens guess(const DraftSource& source, DraftCursor cursor, std::int64_t count) {
   cursor.hit_rate = 1;
   DraftTokens tokens{};
-  const std::int64_t num = source.num_useful(cursor, count);
+  const std::int64_t num = source.num_useful(cursor, count, kChance);
   if (num > 0) source.propose(cursor, num, tokens);
   return {tokens.begin(), tokens.begin() + num};
 }
@@ -109,30 +111,30 @@ TEST(DraftSource, ASequenceThatRepeatsItselfGoesOnWithItself) {
   EXPECT_THAT(guess(source, cursor, 6), ElementsAre(9, 5, 9, 5, 9, 5)) << "what it is given goes on";
   EXPECT_THAT(guess(source, cursor, 3), ElementsAre(9, 5, 9));
   source.close(cursor);
-  EXPECT_EQ(source.num_useful(cursor, 6), 0);
+  EXPECT_EQ(source.num_useful(cursor, 6, kChance), 0);
 }
 
 TEST(DraftSource, GuessesThatFailCostNoMoreThanAFewRows) {
   DraftSource source(drafts_of(8));
   DraftCursor cursor;
   source.open(cursor, {Tokens{1, 2, 3}});
-  EXPECT_EQ(source.num_useful(cursor, 8), 0) << "nothing is known";
+  EXPECT_EQ(source.num_useful(cursor, 8, kChance), 0) << "nothing is known";
   append(source, cursor, {5, 6, 0, 5, 6});
-  EXPECT_EQ(source.num_useful(cursor, 8), 1) << "the first guess is tried";
+  EXPECT_EQ(source.num_useful(cursor, 8, kChance), 1) << "the first guess is tried";
   std::int64_t num_rows = 0;
   for (std::int32_t i = 1; i < 100; ++i) {  // 5 6 is followed by another token each time
-    num_rows += source.num_useful(cursor, 8);
+    num_rows += source.num_useful(cursor, 8, kChance);
     append(source, cursor, {i + 10, 5, 6});
   }
   EXPECT_GE(num_rows, 1);
   EXPECT_LE(num_rows, 6);
-  EXPECT_EQ(source.num_useful(cursor, 8), 0);
+  EXPECT_EQ(source.num_useful(cursor, 8, kChance), 0);
   // They are watched all the same: as soon as they come true they are used again.
   append(source, cursor, {1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3});
-  EXPECT_GT(source.num_useful(cursor, 8), 0);
+  EXPECT_GT(source.num_useful(cursor, 8, kChance), 0);
   for (int i = 0; i < 12; ++i) append(source, cursor, {1, 2, 3});
-  EXPECT_EQ(source.num_useful(cursor, 8), 8);
-  EXPECT_EQ(source.num_useful(cursor, 3), 3) << "no more than there is room for";
+  EXPECT_EQ(source.num_useful(cursor, 8, kChance), 8);
+  EXPECT_EQ(source.num_useful(cursor, 3, kChance), 3) << "no more than there is room for";
   EXPECT_NEAR(source.expected_gain(cursor, 2), cursor.hit_rate * (1 + cursor.hit_rate), 1e-12);
 }
 
@@ -152,7 +154,7 @@ TEST(DraftSource, OtherCompletionsOfThePromptAreFollowed) {
   EXPECT_THAT(guess(source, later, 2), ElementsAre(10)) << "the latest one that went on there";
   append(source, later, {10, 11});
   EXPECT_THAT(guess(source, later, 4), ElementsAre(12, 13, 14)) << "of one that has ended, up to its end";
-  EXPECT_EQ(source.num_useful(later, 4, /*num_unknown=*/2), 1);
+  EXPECT_EQ(source.num_useful(later, 4, kChance, /*num_unknown=*/2), 1);
 }
 
 TEST(DraftSource, NobodySeesTextsOfOtherSaltsAdaptersAndPrompts) {
@@ -214,7 +216,7 @@ TEST(DraftSource, TheStoreForgetsWhatWasNotAskedForLongest) {
   source.open(open, {Tokens{7, 2}});
   for (std::int32_t i = 0; i < 100; ++i) source.append(open, i);
   EXPECT_FALSE(run(8, 3)) << "all that has ended makes room for what runs";
-  EXPECT_EQ(source.num_useful(open, 4), 0);
+  EXPECT_EQ(source.num_useful(open, 4, kChance), 0);
   source.close(open);
   EXPECT_EQ(source.num_stored_tokens(), 0) << "larger than the store by itself";
 }

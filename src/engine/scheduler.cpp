@@ -12,6 +12,9 @@ namespace {
 /// Steps in which a sequence may wait while later ones are admitted: then none is until its adapter has been loaded.
 constexpr std::int32_t kMostPassedOver = 256;
 
+/// No draft is worth its row below this chance: the rate of the latest guesses is not known well enough.
+constexpr double kLeastChance = 0.25;
+
 template <typename Container>
 void insert_sorted(Container& container, Sequence* sequence) {
   container.insert(std::upper_bound(container.begin(), container.end(), sequence, comes_before), sequence);
@@ -115,15 +118,21 @@ bool Scheduler::can_plan_ahead(const StepPlan& begun) const {
   return num_going_on == num_running() && !wants_drafts(begun);
 }
 
+double Scheduler::least_chance(std::size_t num_rows) const noexcept {
+  const auto rows = static_cast<double>(num_rows);
+  return std::max(kLeastChance, rows / (rows + options_.draft_base_rows));
+}
+
 bool Scheduler::wants_drafts(const StepPlan& begun) const {
   if (!drafts_.is_on()) return false;
+  const double chance = least_chance(begun.rows.size());
   double gain = 0;
   for (const PlanRow& row : begun.rows) {
     const Sequence& sequence = *row.sequence;
     if (sequence.state == SequenceState::kFinished) continue;
     // One token is being drawn, and another will be behind the drafts.
     const std::int64_t limit = sequence.request->max_new_tokens - sequence.num_output_tokens() - 2;
-    gain += sequence.draft.hit_rate * drafts_.expected_gain(sequence.draft, drafts_.num_useful(sequence.draft, limit, 1));
+    gain += sequence.draft.hit_rate * drafts_.expected_gain(sequence.draft, drafts_.num_useful(sequence.draft, limit, chance, 1));
   }
   return gain > 0 && gain >= options_.least_draft_gain * static_cast<double>(begun.rows.size());
 }
@@ -131,13 +140,14 @@ bool Scheduler::wants_drafts(const StepPlan& begun) const {
 void Scheduler::plan_drafts(StepPlan& plan, std::int64_t budget) {
   const auto num_rows = static_cast<std::int64_t>(plan.rows.size());
   budget = std::min(budget, most_drawn_rows(options_.max_num_seqs, options_.drafts.num_tokens) - num_rows);
+  const double chance = least_chance(plan.rows.size());
   double gain = 0;
   for (PlanRow& row : plan.rows) {
     if (budget <= 0) break;
     Sequence& sequence = *row.sequence;
     if (!row.is_sampled) continue;
     const std::int64_t limit = std::min(budget, sequence.request->max_new_tokens - sequence.num_output_tokens() - 1);
-    row.num_drafts = drafts_.num_useful(sequence.draft, limit);
+    row.num_drafts = drafts_.num_useful(sequence.draft, limit, chance);
     gain += drafts_.expected_gain(sequence.draft, row.num_drafts);
     budget -= row.num_drafts;
   }

@@ -29,6 +29,8 @@ struct SchedulerOptions {
   /// Tokens that drafts must be expected to save, for each sequence of a step: below it the step has none. Where a step without drafts is
   /// enqueued before the one ahead of it is over, those with drafts, which are not, must make up for that.
   double least_draft_gain = 0;
+  /// What a step costs whatever its rows are, in rows. A draft must come true with the chance at which its row costs what it saves.
+  double draft_base_rows = 16;
   std::function<bool(Sequence&)> may_draw = {};  ///< asked before a step in which the sequence draws a token; none: always
 };
 
@@ -96,6 +98,8 @@ class Scheduler {
 
  private:
   [[nodiscard]] bool can_plan_ahead(const StepPlan& begun) const;
+  /// Of a draft in a step of so many sequences.
+  [[nodiscard]] double least_chance(std::size_t num_rows) const noexcept;
   /// Of the sequences that a step goes on with, whether some had better have drafts in the next one.
   [[nodiscard]] bool wants_drafts(const StepPlan& begun) const;
   void plan_drafts(StepPlan& plan, std::int64_t budget);
