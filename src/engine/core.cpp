@@ -13,10 +13,10 @@ namespace prl::engine {
 
 namespace {
 
-/// SchedulerOptions::least_draft_gain on devices that work beside the host: what is lost there is a gap between two steps, and that a step
+/// DraftPlanOptions::least_gain on devices that work beside the host: what is lost there is a gap between two steps, and that a step
 /// of several tokens per sequence is not replayed from a recording.
 constexpr double kLeastDraftGain = 0.125;
-/// SchedulerOptions::draft_base_rows. A GPU such as the H200 has time for about 200 products in bfloat16 while it reads a weight; of a CPU
+/// DraftPlanOptions::base_rows. A GPU such as the H200 has time for about 200 products in bfloat16 while it reads a weight; of a CPU
 /// it was measured (docs/notebook/2026-11-28-speculative-decoding.md).
 constexpr double kBaseRowsOfGpu = 200, kBaseRowsOfCpu = 16;
 
@@ -53,6 +53,25 @@ wire::FinishReason append_token(Sequence& sequence, std::int32_t token, PolicyVe
   if (may_stop && std::binary_search(resolved.stop_ids.begin(), resolved.stop_ids.end(), token)) return wire::FinishReason::kStop;
   if (sequence.num_output_tokens() >= resolved.max_new_tokens) return wire::FinishReason::kLength;
   return wire::FinishReason::kNone;
+}
+
+struct AppendedTokens {
+  std::int64_t num = 0;  ///< one at least
+  wire::FinishReason reason = wire::FinishReason::kNone;
+};
+/// The sequence gets the tokens of a row that stand: those that were drawn behind drafts that are what was drawn, up to one that ends the
+/// request or was not drawn well. output.num_good is not 0.
+AppendedTokens append_tokens(const PlanRow& row, const StepOutput::Row& output, PolicyVersion version, std::int64_t block_size) {
+  AppendedTokens out;
+  bool stands = true;
+  while (stands && out.reason == wire::FinishReason::kNone && out.num < output.num_good) {
+    const auto at = static_cast<std::size_t>(out.num++);
+    const std::int32_t token = output.samples[at].token;
+    out.reason = append_token(*row.sequence, token, version, block_size);
+    stands = out.num <= row.num_drafts && row.drafts[at] == token;
+  }
+  if (stands && out.reason == wire::FinishReason::kNone && !output.error.empty()) out.reason = wire::FinishReason::kError;
+  return out;
 }
 
 /// The version of what computes the sequence: of its adapter, or of the weights.
@@ -111,8 +130,8 @@ EngineCore::EngineCore(const CoreOptions& options, std::unique_ptr<ModelRunner> 
       scheduler_(
           [&] {
             SchedulerOptions scheduler = options.scheduler;
-            scheduler.least_draft_gain = runner->works_beside_host() ? kLeastDraftGain : 0;
-            scheduler.draft_base_rows = runner->works_beside_host() ? kBaseRowsOfGpu : kBaseRowsOfCpu;
+            scheduler.drafts.least_gain = runner->works_beside_host() ? kLeastDraftGain : 0;
+            scheduler.drafts.base_rows = runner->works_beside_host() ? kBaseRowsOfGpu : kBaseRowsOfCpu;
             scheduler.may_draw = [this](Sequence& sequence) { return may_draw(sequence); };
             return scheduler;
           }(),
@@ -279,28 +298,6 @@ void EngineCore::deliver() {
   drop_ended();
 }
 
-void EngineCore::append_tokens(const PlanRow& row, News& news) {
-  Sequence& sequence = *row.sequence;
-  const StepOutput::Row& output = *news.output;
-  const PolicyVersion version = version_of(sequence, version_);
-  bool stands = true;  // all drafts before the next sample are what was drawn
-  while (stands && news.reason == wire::FinishReason::kNone && news.num_tokens < output.num_good) {
-    const auto at = static_cast<std::size_t>(news.num_tokens++);
-    const std::int32_t token = output.samples[at].token;
-    news.reason = append_token(sequence, token, version, pool_.block_size());
-    stands = news.num_tokens <= row.num_drafts && row.drafts[at] == token;
-  }
-  scheduler_.accept(row, news.num_tokens);
-  counters_.num_generation_tokens += news.num_tokens;
-  counters_.num_drafts += row.num_drafts > 0 ? 1 : 0;
-  counters_.num_draft_tokens += row.num_drafts;
-  counters_.num_accepted_tokens += news.num_tokens - 1;
-  if (stands && news.reason == wire::FinishReason::kNone && !output.error.empty()) {
-    scheduler_.reset_prefix_cache();
-    news.reason = wire::FinishReason::kError;
-  }
-}
-
 bool EngineCore::accept(const PlanRow& row, StepOutput::Row& output) {
   Sequence& sequence = *row.sequence;
   if (sequence.state == SequenceState::kFinished) return false;  // by the step before, or by a sink that threw
@@ -314,7 +311,15 @@ bool EngineCore::accept(const PlanRow& row, StepOutput::Row& output) {
     if (row.num_prompt_logprobs > 0 || sequence.wants_prompt_logprobs()) append_prompt_logprobs(sequence, row, output);
     counters_.num_prompt_tokens += std::max<std::int64_t>(0, std::min(row.known_end(), sequence.num_prompt_tokens) - row.first_token);
     if (!row.is_sampled) return false;
-    append_tokens(row, news);
+    const AppendedTokens appended = append_tokens(row, output, version_of(sequence, version_), pool_.block_size());
+    scheduler_.accept(row, appended.num);
+    counters_.num_generation_tokens += appended.num;
+    counters_.num_drafts += row.num_drafts > 0 ? 1 : 0;
+    counters_.num_draft_tokens += row.num_drafts;
+    counters_.num_accepted_tokens += appended.num - 1;
+    news.num_tokens = appended.num;
+    news.reason = appended.reason;
+    if (news.reason == wire::FinishReason::kError) scheduler_.reset_prefix_cache();
   }
   if (news.reason != wire::FinishReason::kNone) {
     if (news.reason != wire::FinishReason::kError) take_routes(*runner_, request, sequence.num_tokens() - 1, pool_.block_size());

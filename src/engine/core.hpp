@@ -81,8 +81,6 @@ class EngineCore {
   void end_failed_rules();
   /// Waits for the oldest step and has its sequences accept what it found.
   void settle();
-  /// The tokens of a row that stand, up to the one that ends the request: into news.num_tokens and news.reason.
-  void append_tokens(const PlanRow& row, News& news);
   /// True if the event must be sent before the next step.
   bool accept(const PlanRow& row, StepOutput::Row& output);
   /// Sends the news. Destroys nothing.

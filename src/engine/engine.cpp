@@ -47,7 +47,7 @@ std::unique_ptr<EngineCore> make_core(std::shared_ptr<DeviceRuntime> runtime, co
   core.scheduler.enable_prefix_caching = options.enable_prefix_caching;
   if (!config_of(weights).linear.layers.empty()) core.scheduler.num_state_snapshots = options.num_state_snapshots;
   core.scheduler.enable_chunked_prefill = options.enable_chunked_prefill;
-  core.scheduler.drafts = options.drafts;
+  core.scheduler.drafts = {options.drafts};
   std::unique_ptr<ModelRunner> runner;
   if (weights->others.empty())
     runner = std::make_unique<PagedRunner>(std::move(runtime), options, std::move(weights));

@@ -4,16 +4,12 @@
 #include <utility>
 
 #include "base/error.hpp"
-#include "engine/memory.hpp"
 
 namespace prl::engine {
 namespace {
 
 /// Steps in which a sequence may wait while later ones are admitted: then none is until its adapter has been loaded.
 constexpr std::int32_t kMostPassedOver = 256;
-
-/// No draft is worth its row below this chance: the rate of the latest guesses is not known well enough.
-constexpr double kLeastChance = 0.25;
 
 template <typename Container>
 void insert_sorted(Container& container, Sequence* sequence) {
@@ -45,6 +41,12 @@ bool has_adapter_room(const Sequence& sequence, std::span<Sequence* const> runni
   return static_cast<std::int64_t>(found.size()) < max_adapters;
 }
 
+/// True if the sequence has blocks for so many tokens now.
+[[nodiscard]] bool try_grow(BlockPool& pool, Sequence& sequence, std::int64_t num_tokens) {
+  const std::int64_t num_wanted = pool.num_blocks_for(num_tokens) - static_cast<std::int64_t>(sequence.blocks.size());
+  return num_wanted <= 0 || pool.try_take(num_wanted, sequence.blocks);
+}
+
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerOptions& options, BlockPool& pool, HostBlocks* host, DiskBlocks* disk)
@@ -56,7 +58,7 @@ Scheduler::Scheduler(const SchedulerOptions& options, BlockPool& pool, HostBlock
       states_(options.max_num_seqs,
               options.enable_prefix_caching && options.enable_chunked_prefill ? options.num_state_snapshots.value_or(0) : 0,
               pool.block_size()),
-      drafts_(options.drafts) {
+      drafts_(options.drafts, options.max_num_seqs, pool) {
   PRL_CHECK(options.max_num_seqs > 0 && options.max_num_batched_tokens > 0, "scheduler limits must be positive");
   running_.reserve(static_cast<std::size_t>(options.max_num_seqs));
 }
@@ -78,7 +80,7 @@ void Scheduler::remove(Sequence& sequence) {
     waiting_.erase(sequence);
   }
   drop_blocks(sequence);
-  drafts_.close(sequence.draft);
+  drafts_.close(sequence);
   sequence.state = SequenceState::kFinished;
 }
 
@@ -97,7 +99,7 @@ void Scheduler::plan(StepPlan& plan) {
   plan_running(plan, budget);
   // Blocks are short when a sequence was preempted: an admission now would only be undone.
   if (plan.num_preempted == 0) plan_waiting(plan, budget);
-  if (plan.num_preempted == 0 && drafts_.is_on()) plan_drafts(plan, budget);
+  if (plan.num_preempted == 0) drafts_.plan(plan, budget, num_running());
   if (!plan.rows.empty()) states_.list(plan.state_copies);
   if (host_ != nullptr) host_->list(plan.copies);
 }
@@ -115,57 +117,7 @@ bool Scheduler::can_plan_ahead(const StepPlan& begun) const {
     if (request.needs_every_token || request.sampling.token_rule || !request.sampling.stop.empty()) return false;
     ++num_going_on;
   }
-  return num_going_on == num_running() && !wants_drafts(begun);
-}
-
-double Scheduler::least_chance(std::size_t num_rows) const noexcept {
-  const auto rows = static_cast<double>(num_rows);
-  return std::max(kLeastChance, rows / (rows + options_.draft_base_rows));
-}
-
-bool Scheduler::wants_drafts(const StepPlan& begun) const {
-  if (!drafts_.is_on()) return false;
-  const double chance = least_chance(begun.rows.size());
-  double gain = 0;
-  for (const PlanRow& row : begun.rows) {
-    const Sequence& sequence = *row.sequence;
-    if (sequence.state == SequenceState::kFinished) continue;
-    // One token is being drawn, and another will be behind the drafts.
-    const std::int64_t limit = sequence.request->max_new_tokens - sequence.num_output_tokens() - 2;
-    gain += sequence.draft.hit_rate * drafts_.expected_gain(sequence.draft, drafts_.num_useful(sequence.draft, limit, chance, 1));
-  }
-  return gain > 0 && gain >= options_.least_draft_gain * static_cast<double>(begun.rows.size());
-}
-
-void Scheduler::plan_drafts(StepPlan& plan, std::int64_t budget) {
-  const auto num_rows = static_cast<std::int64_t>(plan.rows.size());
-  budget = std::min(budget, most_drawn_rows(options_.max_num_seqs, options_.drafts.num_tokens) - num_rows);
-  const double chance = least_chance(plan.rows.size());
-  double gain = 0;
-  for (PlanRow& row : plan.rows) {
-    if (budget <= 0) break;
-    Sequence& sequence = *row.sequence;
-    if (!row.is_sampled) continue;
-    const std::int64_t limit = std::min(budget, sequence.request->max_new_tokens - sequence.num_output_tokens() - 1);
-    row.num_drafts = drafts_.num_useful(sequence.draft, limit, chance);
-    gain += drafts_.expected_gain(sequence.draft, row.num_drafts);
-    budget -= row.num_drafts;
-  }
-  const bool is_worth_it = gain > 0 && gain >= options_.least_draft_gain * static_cast<double>(num_rows);
-  for (PlanRow& row : plan.rows) {
-    const std::int64_t count = std::exchange(row.num_drafts, 0);
-    if (count == 0 || !is_worth_it) continue;
-    Sequence& sequence = *row.sequence;
-    const std::int64_t end = row.first_token + row.num_tokens + count;
-    // Each sequence may need a block in the next step.
-    const std::int64_t num_wanted = pool_.num_blocks_for(end) - static_cast<std::int64_t>(sequence.blocks.size());
-    if (num_wanted > 0 && pool_.num_free() - num_wanted < num_running()) continue;
-    if (!try_grow(sequence, end)) continue;
-    drafts_.propose(sequence.draft, count, row.drafts);
-    row.num_drafts = count;
-    row.num_tokens += count;
-    plan.num_tokens += count;
-  }
+  return num_going_on == num_running() && !drafts_.wants_to_plan(begun);
 }
 
 void Scheduler::plan_ahead(const StepPlan& begun, StepPlan& plan) {
@@ -185,7 +137,7 @@ void Scheduler::plan_ahead(const StepPlan& begun, StepPlan& plan) {
     row.is_sampled = true;
     row.drawn_row = static_cast<std::int32_t>(i);
     // Blocks that were taken stay with their sequences, which need them next in any case.
-    const bool has_room = !ends && try_grow(*row.sequence, row.first_token + 1);
+    const bool has_room = !ends && try_grow(pool_, *row.sequence, row.first_token + 1);
     if (has_room) {
       plan.rows.push_back(row);
     } else if (!ends || waiting_.has_ready()) {
@@ -207,7 +159,7 @@ void Scheduler::plan_running(StepPlan& plan, std::int64_t& budget) {
     Sequence& sequence = *running_[i];
     const std::int64_t left = std::min(sequence.num_tokens() - sequence.num_tokens_computed, budget);
     const std::int64_t count = states_.cut(sequence, sequence.num_tokens_computed, left);
-    if (!try_grow(sequence, sequence.num_tokens_computed + count)) {
+    if (!try_grow(pool_, sequence, sequence.num_tokens_computed + count)) {
       preempt(*running_.back());  // perhaps `sequence` itself; then i is past the end
       ++plan.num_preempted;
       continue;
@@ -258,7 +210,7 @@ void Scheduler::plan_waiting(StepPlan& plan, std::int64_t& budget) {
     const std::int64_t num_from_host = prefix_.num_in_host() * pool_.block_size();
     const std::int64_t num_from_disk = prefix_.num_from_disk() * pool_.block_size();
     prefix_.restore(sequence);
-    PRL_CHECK(try_grow(sequence, sequence.num_tokens_computed + count), "no room for an admitted sequence");
+    PRL_CHECK(try_grow(pool_, sequence, sequence.num_tokens_computed + count), "no room for an admitted sequence");
     num_reserved += pool_.num_blocks_for(sequence.num_tokens()) - static_cast<std::int64_t>(sequence.blocks.size());
     sequence.state = SequenceState::kRunning;
     states_.take_slot(sequence);
@@ -296,11 +248,6 @@ bool Scheduler::take_prefix(Sequence& sequence) {
   if (!options_.enable_prefix_caching || sequence.wants_prompt_logprobs()) return true;
   prefix_.take(sequence);
   return !options_.num_state_snapshots || states_.trim(sequence, root);
-}
-
-bool Scheduler::try_grow(Sequence& sequence, std::int64_t num_tokens) {
-  const std::int64_t num_wanted = pool_.num_blocks_for(num_tokens) - static_cast<std::int64_t>(sequence.blocks.size());
-  return num_wanted <= 0 || pool_.try_take(num_wanted, sequence.blocks);
 }
 
 void Scheduler::preempt(Sequence& victim) {
@@ -370,7 +317,6 @@ void Scheduler::commit(const StepPlan& plan) {
 }
 
 void Scheduler::accept(const PlanRow& row, std::int64_t num_tokens) {
-  if (!drafts_.is_on()) return;
   Sequence& sequence = *row.sequence;
   PRL_CHECK(1 <= num_tokens && num_tokens <= row.num_samples(), "{} tokens of a row that draws {}", num_tokens, row.num_samples());
   if (row.num_drafts > 0) {
@@ -382,14 +328,7 @@ void Scheduler::accept(const PlanRow& row, std::int64_t num_tokens) {
     const auto num_needed = static_cast<std::size_t>(pool_.num_blocks_for(sequence.num_tokens()));
     while (sequence.blocks.size() > num_needed) sequence.blocks.pop_back();
   }
-  const ResolvedRequest& request = *sequence.request;
-  if (!request.may_draft) return;
-  if (sequence.draft.group == nullptr && sequence.num_output_tokens() == num_tokens) {
-    const std::span prompt = std::span<const std::int32_t>(sequence.tokens).first(static_cast<std::size_t>(sequence.num_prompt_tokens));
-    drafts_.open(sequence.draft, {prompt, request.adapter_key().id, request.cache_salt});
-  }
-  for (const std::int32_t token : std::span<const std::int32_t>(sequence.tokens).last(static_cast<std::size_t>(num_tokens)))
-    drafts_.append(sequence.draft, token);
+  drafts_.append(sequence, num_tokens);
 }
 
 void Scheduler::change_weights(PolicyVersion version) {

@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "engine/draft_source.hpp"
+#include "engine/draft_planner.hpp"
 #include "engine/kv/block_pool.hpp"
 #include "engine/kv/host_blocks.hpp"
 #include "engine/prefix_lookup.hpp"
@@ -25,12 +25,7 @@ struct SchedulerOptions {
   std::optional<std::int64_t> num_state_snapshots = std::nullopt;
   bool enable_chunked_prefill = true;  ///< without it a prompt enters in one step; the token budget must allow that
   std::int64_t preempt_period = 0;     ///< preempt the youngest every so many steps, for tests; 0: only when needed
-  DraftOptions drafts = {};
-  /// Tokens that drafts must be expected to save, for each sequence of a step: below it the step has none. Where a step without drafts is
-  /// enqueued before the one ahead of it is over, those with drafts, which are not, must make up for that.
-  double least_draft_gain = 0;
-  /// What a step costs whatever its rows are, in rows. A draft must come true with the chance at which its row costs what it saves.
-  double draft_base_rows = 16;
+  DraftPlanOptions drafts = {};
   std::function<bool(Sequence&)> may_draw = {};  ///< asked before a step in which the sequence draws a token; none: always
 };
 
@@ -98,18 +93,12 @@ class Scheduler {
 
  private:
   [[nodiscard]] bool can_plan_ahead(const StepPlan& begun) const;
-  /// Of a draft in a step of so many sequences.
-  [[nodiscard]] double least_chance(std::size_t num_rows) const noexcept;
-  /// Of the sequences that a step goes on with, whether some had better have drafts in the next one.
-  [[nodiscard]] bool wants_drafts(const StepPlan& begun) const;
-  void plan_drafts(StepPlan& plan, std::int64_t budget);
   void plan_running(StepPlan& plan, std::int64_t& budget);
   void plan_waiting(StepPlan& plan, std::int64_t& budget);
   /// What PrefixLookup finds, if the sequence may have it. False: more of it can be had in the next plan.
   [[nodiscard]] bool take_prefix(Sequence& sequence);
   /// `count` tokens of the sequence, or one less if that draws a token and it may not yet.
   std::int64_t hold_back(StepPlan& plan, Sequence& sequence, std::int64_t count);
-  [[nodiscard]] bool try_grow(Sequence& sequence, std::int64_t num_tokens);
   void preempt(Sequence& victim);
   void add_row(StepPlan& plan, Sequence& sequence, std::int64_t num_tokens);
   /// Publishes the blocks that this step fills, so that rows planned after this one can share them.
@@ -122,7 +111,7 @@ class Scheduler {
   PrefixLookup prefix_;
   std::vector<Sequence*> running_;
   SequenceStates states_;
-  DraftSource drafts_;
+  DraftPlanner drafts_;
   WaitingLine waiting_;
   SchedulerStats stats_;
   PolicyVersion version_;

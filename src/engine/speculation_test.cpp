@@ -306,7 +306,7 @@ class SpeculationModel : public ::testing::TestWithParam<SpeculationKind> {
     core.scheduler.max_num_seqs = options.max_num_seqs;
     core.scheduler.max_num_batched_tokens = options.max_num_batched_tokens;
     core.scheduler.enable_prefix_caching = options.enable_prefix_caching;
-    core.scheduler.drafts = options.drafts;
+    core.scheduler.drafts = {options.drafts};
     core.scheduler.preempt_period = preempt_period;
     return std::make_unique<EngineCore>(core, std::make_unique<PagedRunner>(session_.context().runtime, options, weights_));
   }

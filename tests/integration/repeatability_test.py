@@ -60,6 +60,12 @@ def test_settings_of_speed_and_memory_change_no_bit():
         check("more KV blocks in host memory" in log, f"host memory is not in use: {log[:1000]}")
         check(state(offloaded, 10) == wanted, "blocks from host memory change the bits")
         check_no_mismatch(offloaded, 10)
+        guessing = run(folder, "guessing", "--inference.speculative.num-tokens", 4, "--inference.speculative.min-ngram", 1)
+        log = (guessing / "logs/latest/inference.log").read_text() + (guessing / "logs/latest/rl.log").read_text()
+        check("draft tokens" in log, f"nothing is guessed: {log[:1000]}")
+        check(any("inference/all/draft_acceptance_rate" in row for row in harness.metrics(guessing).values()), "no draft was made")
+        check(state(guessing, 10) == wanted, "speculative decoding changes the bits")
+        check_no_mismatch(guessing, 10)
         check(state(run(folder, "uncached", "--no-inference.enable-prefix-caching", "--inference.max-num-seqs", 1), 10) == wanted,
               "the prefix cache or the batch changes the bits")
         check(state(run(folder, "recomputed", "--trainer.model.ac"), 10) == wanted, "activation checkpointing changes the bits")
