@@ -414,6 +414,9 @@ void Engine::run() {
     core_->abort_all(wire::FinishReason::kError, error.what());
   }
   publish();
+  if (const EngineStats now = core_->stats(); now.num_draft_tokens > 0)
+    log::info("engine: {} of {} draft tokens came true, {} tokens were drawn in all", now.num_accepted_tokens, now.num_draft_tokens,
+              now.num_generation_tokens);
   busy_since_ns_.store(0);
   is_running_.store(false);
 }
