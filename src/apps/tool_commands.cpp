@@ -158,6 +158,8 @@ int run_bench(const config::ParsedCommand& parsed) {
   options.checkpoint_every = config.checkpoint_every;
   options.train_lora_rank = config.train_lora_rank;
   options.num_repeats = config.num_repeats;
+  options.draft_tokens = config.speculative_tokens;
+  options.has_fresh_texts = config.speculative_fresh;
   options.seed = static_cast<std::uint64_t>(config.seed);
   if (config.suite == config::BenchSuite::kLora) {
     const std::string json = tools::bench_lora(options, config.num_adapters, config.lora_rank,

@@ -102,6 +102,7 @@ constexpr Rename kRenames[] = {
     {Scope::kInference, "generation_config", "model.generation_config"},
     {Scope::kInference, "rope_scaling", "model.rope_scaling"},
     {Scope::kInference, "quantization", "model.quantization"},
+    {Scope::kInference, "speculative_config", "speculative"},
     {Scope::kInference, "block_size", "kv.block_size"},
     {Scope::kInference, "num_gpu_blocks_override", "kv.num_blocks"},
     {Scope::kInference, "tensor_parallel_size", "parallel.tp"},
@@ -129,6 +130,7 @@ constexpr Rename kRenames[] = {
     {Scope::kInference, "vllm.enable_chunked_prefill", "enable_chunked_prefill"},
     {Scope::kInference, "vllm.max_num_seqs", "max_num_seqs"},
     {Scope::kInference, "vllm.max_num_batched_tokens", "max_num_batched_tokens"},
+    {Scope::kInference, "vllm.speculative_config", "speculative"},
     {Scope::kInference, "vllm.block_size", "kv.block_size"},
     {Scope::kInference, "vllm.num_gpu_blocks_override", "kv.num_blocks"},
     {Scope::kInference, "vllm.tensor_parallel_size", "parallel.tp"},
@@ -259,6 +261,33 @@ class Canonicalizer {
       *model = std::move(table);
     }
     renames(section, Scope::kInference, prefix);
+    if (const Value* speculative = section.find("speculative"); speculative && speculative->is_table()) drafts(section, prefix);
+  }
+
+  /// What a speculative_config says in vLLM's words. One bound of the lookup alone is both of them.
+  void drafts(Value& section, const std::string& prefix) {
+    Value& speculative = *section.find("speculative");
+    const Value* model = speculative.find("method");
+    if (model == nullptr || is_lookup(*model)) model = speculative.find("model");
+    if (model != nullptr && !model->is_null() && !is_lookup(*model)) speculative.set("draft_model", Value(*model));
+    speculative.erase("method");
+    speculative.erase("model");
+    constexpr std::string_view kMax = "prompt_lookup_max", kMin = "prompt_lookup_min";
+    const Value *max = speculative.find(kMax), *min = speculative.find(kMin);
+    if ((max == nullptr) != (min == nullptr)) speculative.set(max != nullptr ? kMin : kMax, Value(max != nullptr ? *max : *min));
+    constexpr std::pair<std::string_view, std::string_view> kNames[] = {
+        {"num_speculative_tokens", "num_tokens"}, {kMax, "max_ngram"}, {kMin, "min_ngram"}};
+    for (const auto& [from, to] : kNames) {
+      const Value* found = section.find("speculative")->find(from);
+      if (found == nullptr) continue;
+      Value value = *found;
+      section.find("speculative")->erase(from);
+      put(section, fmt::format("speculative.{}", to), std::move(value), fmt::format("{}speculative.{}", prefix, from), prefix);
+    }
+  }
+
+  static bool is_lookup(const Value& method) {
+    return method.is_string() && (method.as_string() == "ngram" || method.as_string() == "[ngram]");
   }
 
   void sft(Value& layer) {

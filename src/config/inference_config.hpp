@@ -126,6 +126,30 @@ struct KvConfig {
   }
 };
 
+/// Speculative decoding by lookup: drafts are what followed the last tokens where they occurred before.
+struct SpeculativeConfig {
+  int num_tokens = 0;
+  int max_ngram = 4;
+  int min_ngram = 2;
+  bool from_completions = true;
+  std::int64_t max_stored_tokens = std::int64_t{1} << 20;
+  std::optional<std::string> draft_model;
+  template <class V>
+  void visit(V& v) {
+    v.field("num_tokens", num_tokens, "Most draft tokens of a sequence in one step; 0 for none. No token or log-probability depends on it",
+            {.unit = "tokens", .min = 0, .max = 15});
+    v.field("max_ngram", max_ngram, "Longest run of last tokens that is looked up", {.unit = "tokens", .min = 1, .max = 32});
+    v.field("min_ngram", min_ngram, "Shortest run of last tokens that is looked up", {.unit = "tokens", .min = 1, .max = 32});
+    v.field("from_completions", from_completions,
+            "Also look in other completions of the same prompt, those of a group and of former epochs; not only in the text itself");
+    v.field("max_stored_tokens", max_stored_tokens, "Most tokens of completions that are kept for it, about 100 bytes each",
+            {.unit = "tokens", .min = 0, .max = std::int64_t{1} << 40});
+    v.field(
+        "draft_model", draft_model, "Model that makes the drafts",
+        {.status = not_built("drafts made by a model", "leave it out: they are looked up, which is method ngram of speculative_config")});
+  }
+};
+
 /// Key-value blocks in host memory.
 struct KvOffloadCpuConfig {
   std::int64_t num_bytes = std::int64_t{4} << 30;
@@ -278,6 +302,7 @@ struct InferenceConfig {
   bool use_deep_gemm = false;
   bool use_pd_kv_transfer = false;
   std::optional<KvOffloadConfig> kv_cache_offload;
+  SpeculativeConfig speculative;
   std::optional<RouterConfig> router;
   int backend_port = 8100;
   InferenceDeployment deployment;
@@ -330,6 +355,7 @@ struct InferenceConfig {
     v.field("use_pd_kv_transfer", use_pd_kv_transfer, "Send key-value blocks from prefill to decode engines",
             {.status = not_built("separate prefill and decode engines")});
     v.field("kv_cache_offload", kv_cache_offload, "Keep key-value blocks that leave the device's cache in host memory");
+    v.field("speculative", speculative, "Several tokens of a sequence in one step, by guessing them; speculative_config in vLLM's form");
     v.field("router", router, "Router in front of several engines; there is one wherever there are several, set or not");
     v.field("backend_port", backend_port, "Port of the first engine behind the router of `prl inference`; the others' follow",
             {.min = 1, .max = 65535});

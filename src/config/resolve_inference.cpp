@@ -90,6 +90,8 @@ void check_inference(InferenceConfig& config, const Check& check) {
   if (const auto* native = config.kv_cache_offload ? std::get_if<NativeKvOffloadConfig>(&*config.kv_cache_offload) : nullptr)
     if (native->disk && (!native->disk->path || native->disk->path->empty()))
       check.problem("kv_cache_offload.disk.path", "is needed: the folder of the files");
+  if (config.speculative.min_ngram > config.speculative.max_ngram)
+    check.problem("speculative.min_ngram", fmt::format("must not be above max_ngram, which is {}", config.speculative.max_ngram));
   if (config.max_cpu_loras < config.max_loras)
     check.problem("max_cpu_loras", fmt::format("must be at least max_loras, which is {}", config.max_loras));
   if (!config.lora_modules.empty() && !config.enable_lora) check.problem("lora_modules", "needs enable_lora");

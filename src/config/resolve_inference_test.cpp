@@ -88,5 +88,47 @@ TEST(ResolveInference, RotaryScalingIsOverriddenWhereNothingIsTrained) {
               HasSubstr("inference.model.rope_scaling: would sample from another model than trainer.model trains"));
 }
 
+TEST(ResolveInference, SpeculativeDecodingUnderEitherName) {
+  const std::string line = "inference --model.name m ";
+  const SpeculativeConfig usual = load_line<InferenceConfig>(line).config.speculative;
+  EXPECT_EQ(usual.num_tokens, 0) << "off";
+  const auto own =
+      load_line<InferenceConfig>(line + "--speculative.num-tokens 5 --speculative.min-ngram 3 --speculative.from-completions false");
+  EXPECT_THAT(own.not_built, IsEmpty());
+  EXPECT_EQ(own.config.speculative.num_tokens, 5);
+  EXPECT_EQ(own.config.speculative.min_ngram, 3);
+  EXPECT_EQ(own.config.speculative.max_ngram, usual.max_ngram);
+  EXPECT_FALSE(own.config.speculative.from_completions);
+  const std::string table = R"({"method":"ngram","num_speculative_tokens":6,"prompt_lookup_max":5,"prompt_lookup_min":3})";
+  for (const std::string name : {"--speculative-config ", "--speculative_config ", "--vllm.speculative_config "}) {
+    const auto given = load_line<InferenceConfig>(line + name + table);
+    EXPECT_THAT(given.not_built, IsEmpty()) << name;
+    EXPECT_EQ(given.config.speculative.num_tokens, 6) << name;
+    EXPECT_EQ(given.config.speculative.max_ngram, 5) << name;
+    EXPECT_EQ(given.config.speculative.min_ngram, 3) << name;
+  }
+  const auto rl = load_line<RlConfig>(kRlLine + "--inference.speculative_config " + table);
+  EXPECT_EQ(rl.config.inference->speculative.num_tokens, 6);
+  const auto one =
+      load_line<InferenceConfig>(line + R"(--speculative-config {"method":"ngram","num_speculative_tokens":2,"prompt_lookup_max":1})");
+  EXPECT_EQ(one.config.speculative.min_ngram, 1) << "one bound alone is both";
+  EXPECT_EQ(one.config.speculative.max_ngram, 1);
+}
+
+TEST(ResolveInference, DraftsOfAModelAreNotBuiltAndBoundsAreChecked) {
+  const std::string line = "inference --model.name m ";
+  for (const std::string table : {R"({"method":"eagle","model":"e","num_speculative_tokens":2})",
+                                  R"({"method":"mtp","num_speculative_tokens":1})", R"({"model":"small","num_speculative_tokens":2})"}) {
+    const auto given = load_line<InferenceConfig>(line + "--speculative-config " + table);
+    ASSERT_EQ(given.not_built.size(), 1u) << table;
+    EXPECT_EQ(given.not_built[0].key, "speculative.draft_model");
+    EXPECT_THAT(given.not_built[0].feature, HasSubstr("drafts made by a model"));
+  }
+  EXPECT_THAT(error_of<InferenceConfig>(line + "--speculative.min-ngram 5"), HasSubstr("speculative.min_ngram"));
+  EXPECT_THAT(error_of<InferenceConfig>(line + "--speculative.num-tokens 16"), HasSubstr("speculative.num_tokens"));
+  EXPECT_THAT(error_of<InferenceConfig>(line + R"(--speculative-config {"num_speculative_tokens":2,"disable_by_batch_size":8})"),
+              HasSubstr("disable_by_batch_size"));
+}
+
 }  // namespace
 }  // namespace prl::config

@@ -89,6 +89,7 @@ EvalsConfig evals_of(const SftConfig& config) {
     engine.enable_prefix_caching = config.inference->enable_prefix_caching;
     engine.enable_chunked_prefill = config.inference->enable_chunked_prefill;
     engine.kv_cache_offload = config.inference->kv_cache_offload;
+    engine.speculative = config.inference->speculative;
     engine.gpu_memory_utilization = config.inference->gpu_memory_utilization;
     engine.seed = config.inference->seed;
     engine.lora_dtype = config.inference->lora_dtype;

@@ -369,6 +369,8 @@ struct BenchConfig {
   int sequence_tokens = 512;
   int checkpoint_every = 0;
   int num_repeats = 3;
+  int speculative_tokens = 0;
+  bool speculative_fresh = false;
   bool peer = false;
   EvalEnvConfig env;
   int num_rollouts = 1000;
@@ -401,6 +403,11 @@ struct BenchConfig {
     v.field("checkpoint_every", checkpoint_every, "Compute every n-th layer again in the backward pass, 0 for none",
             {.unit = "layers", .min = 0});
     v.field("num_repeats", num_repeats, "Measured repeats, after one to warm up", {.min = 1});
+    v.field("speculative_tokens", speculative_tokens,
+            "Of suite decode: draft tokens of a sequence in a step; each repeat asks for what the one before was asked for",
+            {.unit = "tokens", .min = 0, .max = 15});
+    v.field("speculative_fresh", speculative_fresh,
+            "With speculative_tokens: ask for new texts, which are looked up in themselves, so that many drafts fail");
     v.field("peer", peer, "Also run bench/peer.py (PyTorch and transformers; PRL_BENCH_PYTHON names the interpreter) and print the ratios");
     v.field("env", env, "Of suite env: the environment that is played");
     v.field("num_rollouts", num_rollouts, "Of suite env: rollouts, after 20 to warm up", {.unit = "rollouts", .min = 1});

@@ -237,6 +237,23 @@ TEST_P(Adapters, ChunkedPrefillAndPreemptionChangeNoBit) {
   for (std::size_t i = 0; i < requests.size(); ++i) expect_exact(requests[i], outputs[i]);
 }
 
+TEST_P(Adapters, GuessesChangeNoBitAndAreThoseOfTheAdapter) {
+  EngineOptions options;
+  options.drafts.num_tokens = 5;
+  make(options);
+  const auto requests = mixed();
+  for (int round = 0; round < 2; ++round) {
+    const auto outputs = run_together(requests);
+    for (std::size_t i = 0; i < requests.size(); ++i) expect_exact(requests[i], outputs[i]);
+  }
+  const EngineStats before = engine_->stats();
+  EXPECT_GT(before.num_accepted_tokens, 100) << "the second round follows the first";
+  auto elsewhere = requests;  // the same prompts of other adapters
+  for (AdapterRequest& request : elsewhere) request.adapter = request.adapter.empty() ? name_of(0) : "";
+  const auto outputs = run_together(elsewhere);
+  for (std::size_t i = 0; i < elsewhere.size(); ++i) expect_exact(elsewhere[i], outputs[i]);
+}
+
 TEST_P(Adapters, BlocksFromHostMemoryAreThoseOfAnAdapterAndItsVersion) {
   EngineOptions options;
   options.num_blocks = 16;  // of one sequence

@@ -13,6 +13,13 @@ namespace prl::engine {
 
 namespace {
 
+/// DraftPlanOptions::least_gain on devices that work beside the host: what is lost there is a gap between two steps, and that a step
+/// of several tokens per sequence is not replayed from a recording.
+constexpr double kLeastDraftGain = 0.125;
+/// DraftPlanOptions::base_rows. A GPU such as the H200 has time for about 200 products in bfloat16 while it reads a weight; of a CPU
+/// it was measured (docs/notebook/2026-11-28-speculative-decoding.md).
+constexpr double kBaseRowsOfGpu = 200, kBaseRowsOfCpu = 16;
+
 /// What a step found of a prompt's log-probabilities goes to the sequence.
 void append_prompt_logprobs(Sequence& sequence, const PlanRow& row, StepOutput::Row& output) {
   const wire::SamplingParams& sampling = sequence.request->sampling;
@@ -48,6 +55,25 @@ wire::FinishReason append_token(Sequence& sequence, std::int32_t token, PolicyVe
   return wire::FinishReason::kNone;
 }
 
+struct AppendedTokens {
+  std::int64_t num = 0;  ///< one at least
+  wire::FinishReason reason = wire::FinishReason::kNone;
+};
+/// The sequence gets the tokens of a row that stand: those that were drawn behind drafts that are what was drawn, up to one that ends the
+/// request or was not drawn well. output.num_good is not 0.
+AppendedTokens append_tokens(const PlanRow& row, const StepOutput::Row& output, PolicyVersion version, std::int64_t block_size) {
+  AppendedTokens out;
+  bool stands = true;
+  while (stands && out.reason == wire::FinishReason::kNone && out.num < output.num_good) {
+    const auto at = static_cast<std::size_t>(out.num++);
+    const std::int32_t token = output.samples[at].token;
+    out.reason = append_token(*row.sequence, token, version, block_size);
+    stands = out.num <= row.num_drafts && row.drafts[at] == token;
+  }
+  if (stands && out.reason == wire::FinishReason::kNone && !output.error.empty()) out.reason = wire::FinishReason::kError;
+  return out;
+}
+
 /// The version of what computes the sequence: of its adapter, or of the weights.
 PolicyVersion version_of(const Sequence& sequence, PolicyVersion of_weights) {
   const ServedAdapter* const adapter = sequence.request->served.get();
@@ -73,6 +99,18 @@ void take_routes(ModelRunner& runner, CoreRequest& request, std::int64_t num_tok
   }
 }
 
+void add_sample(wire::GenerateOutput& delta, const CoreRequest& request, const ops::SampleResult& sample, PolicyVersion version) {
+  delta.token_ids.push_back(sample.token);
+  delta.logprobs.push_back(sample.logprob);
+  delta.versions.push_back(version.value);
+  const auto& named = request.resolved.sampling.logprob_token_ids;
+  if (named.empty() && request.resolved.sampling.logprobs.value_or(0) == 0) return;
+  auto& top = delta.top_logprobs.emplace_back();
+  for (std::size_t k = 0; k < std::min(named.size(), sample.named_logprobs.size()); ++k)
+    top.push_back({named[k], sample.named_logprobs[k]});
+  for (const auto& [id, logprob] : sample.top_logprobs) top.push_back({id, logprob});
+}
+
 std::unique_ptr<DiskBlocks> make_disk_blocks(const CoreOptions& options, ModelRunner& runner) {
   if (options.num_disk_blocks == 0) return nullptr;
   BlockFiles* const files = runner.block_files();
@@ -92,6 +130,8 @@ EngineCore::EngineCore(const CoreOptions& options, std::unique_ptr<ModelRunner> 
       scheduler_(
           [&] {
             SchedulerOptions scheduler = options.scheduler;
+            scheduler.drafts.least_gain = runner->works_beside_host() ? kLeastDraftGain : 0;
+            scheduler.drafts.base_rows = runner->works_beside_host() ? kBaseRowsOfGpu : kBaseRowsOfCpu;
             scheduler.may_draw = [this](Sequence& sequence) { return may_draw(sequence); };
             return scheduler;
           }(),
@@ -263,17 +303,23 @@ bool EngineCore::accept(const PlanRow& row, StepOutput::Row& output) {
   if (sequence.state == SequenceState::kFinished) return false;  // by the step before, or by a sink that threw
   CoreRequest& request = request_of(sequence);
   News news{.request = &request, .output = &output};
-  if (!output.error.empty()) {
+  if (!output.error.empty() && output.num_good == 0) {
     // Whatever made this row useless may sit in blocks that others would find.
     scheduler_.reset_prefix_cache();
     news.reason = wire::FinishReason::kError;
   } else {
     if (row.num_prompt_logprobs > 0 || sequence.wants_prompt_logprobs()) append_prompt_logprobs(sequence, row, output);
-    counters_.num_prompt_tokens +=
-        std::max<std::int64_t>(0, std::min(row.first_token + row.num_tokens, sequence.num_prompt_tokens) - row.first_token);
+    counters_.num_prompt_tokens += std::max<std::int64_t>(0, std::min(row.known_end(), sequence.num_prompt_tokens) - row.first_token);
     if (!row.is_sampled) return false;
-    news.reason = append_token(sequence, output.sample.token, version_of(sequence, version_), pool_.block_size());
-    ++counters_.num_generation_tokens;
+    const AppendedTokens appended = append_tokens(row, output, version_of(sequence, version_), pool_.block_size());
+    scheduler_.accept(row, appended.num);
+    counters_.num_generation_tokens += appended.num;
+    counters_.num_drafts += row.num_drafts > 0 ? 1 : 0;
+    counters_.num_draft_tokens += row.num_drafts;
+    counters_.num_accepted_tokens += appended.num - 1;
+    news.num_tokens = appended.num;
+    news.reason = appended.reason;
+    if (news.reason == wire::FinishReason::kError) scheduler_.reset_prefix_cache();
   }
   if (news.reason != wire::FinishReason::kNone) {
     if (news.reason != wire::FinishReason::kError) take_routes(*runner_, request, sequence.num_tokens() - 1, pool_.block_size());
@@ -290,23 +336,13 @@ void EngineCore::send_news() {
     const PolicyVersion version = version_of(request.sequence, version_);
     request.begin_event(version);
     wire::GenerateOutput& delta = request.event.delta;
+    for (std::int64_t i = 0; i < news.num_tokens; ++i)
+      add_sample(delta, request, news.output->samples[static_cast<std::size_t>(i)], version);
     if (news.reason == wire::FinishReason::kError) {
       delta.error = std::move(news.output->error);
       news.output->error.clear();
-    } else {
-      const ops::SampleResult& sample = news.output->sample;
-      delta.token_ids.push_back(sample.token);
-      delta.logprobs.push_back(sample.logprob);
-      delta.versions.push_back(version.value);
-      const auto& named = request.resolved.sampling.logprob_token_ids;
-      if (!named.empty() || request.resolved.sampling.logprobs.value_or(0) > 0) {
-        auto& top = delta.top_logprobs.emplace_back();
-        for (std::size_t k = 0; k < std::min(named.size(), sample.named_logprobs.size()); ++k)
-          top.push_back({named[k], sample.named_logprobs[k]});
-        for (const auto& [id, logprob] : sample.top_logprobs) top.push_back({id, logprob});
-      }
-      if (news.reason == wire::FinishReason::kStop) delta.stop_token_id = sample.token;
     }
+    if (news.reason == wire::FinishReason::kStop) delta.stop_token_id = delta.token_ids.back();
     send(request, news.reason);
   }
   news_.clear();

@@ -68,10 +68,11 @@ class EngineCore {
   std::vector<RequestId> take_ended();
 
  private:
-  /// A token that a step drew and the sequence has accepted, whose event has not been sent yet.
+  /// Tokens that a step drew and the sequence has accepted, whose event has not been sent yet.
   struct News {
     CoreRequest* request = nullptr;
     StepOutput::Row* output = nullptr;
+    std::int64_t num_tokens = 0;  ///< the first ones of `output`
     wire::FinishReason reason = wire::FinishReason::kNone;
   };
   /// False while the sequence's token rule is still at work on what may come next.

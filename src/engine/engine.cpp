@@ -47,6 +47,7 @@ std::unique_ptr<EngineCore> make_core(std::shared_ptr<DeviceRuntime> runtime, co
   core.scheduler.enable_prefix_caching = options.enable_prefix_caching;
   if (!config_of(weights).linear.layers.empty()) core.scheduler.num_state_snapshots = options.num_state_snapshots;
   core.scheduler.enable_chunked_prefill = options.enable_chunked_prefill;
+  core.scheduler.drafts = {options.drafts};
   std::unique_ptr<ModelRunner> runner;
   if (weights->others.empty())
     runner = std::make_unique<PagedRunner>(std::move(runtime), options, std::move(weights));
@@ -331,6 +332,7 @@ EngineStats Engine::stats() const {
   stats.num_waiting += num_unseen_;
   stats.max_num_seqs = options_.max_num_seqs;
   stats.max_model_len = options_.max_model_len;
+  stats.max_draft_tokens = options_.drafts.num_tokens;
   // Their threads go on while no step is made.
   if (const BlockFiles* files = core_->runner().block_files()) stats.disk = files->stats();
   return stats;
@@ -412,6 +414,9 @@ void Engine::run() {
     core_->abort_all(wire::FinishReason::kError, error.what());
   }
   publish();
+  if (const EngineStats now = core_->stats(); now.num_draft_tokens > 0)
+    log::info("engine: {} of {} draft tokens came true, {} tokens were drawn in all", now.num_accepted_tokens, now.num_draft_tokens,
+              now.num_generation_tokens);
   busy_since_ns_.store(0);
   is_running_.store(false);
 }

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/ids.hpp"
+#include "engine/draft_source.hpp"
 #include "engine/kv/disk_blocks.hpp"
 #include "engine/step_times.hpp"
 #include "engine/tenant.hpp"
@@ -45,6 +46,7 @@ struct EngineOptions {
   bool record_steps = true;                   ///< steps of one token per sequence as CUDA graphs
   std::shared_ptr<AdapterSet> adapters = {};  ///< that requests may name; nullptr: none
   bool logs_routes = false;                   ///< requests may ask which experts their tokens had; no effect on dense models
+  DraftOptions drafts = {};                   ///< speculative decoding; not of models with linear attention
   std::uint64_t seed = 0;                     ///< for requests without one
   int num_threads = 0;
   std::shared_ptr<StepTimes> times = {};  ///< if there, steps are timed while it is on
@@ -82,6 +84,9 @@ struct EngineStats {
   static constexpr std::array<std::int64_t, 13> kStepTokenBounds{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384};
   std::array<std::int64_t, kStepTokenBounds.size() + 1> num_steps_by_tokens{};
   std::int64_t num_step_tokens = 0;
+  std::int64_t max_draft_tokens = 0;                           ///< of a sequence in a step (DraftOptions::num_tokens)
+  std::int64_t num_drafts = 0;                                 ///< rows of steps that had draft tokens
+  std::int64_t num_draft_tokens = 0, num_accepted_tokens = 0;  ///< of these rows; accepted: those that were drawn
   std::int64_t block_size = 0;
   std::int64_t max_num_seqs = 0, max_model_len = 0;
   bool is_paused = false;

@@ -10,8 +10,13 @@ std::int64_t default_state_snapshots(const nn::ModelConfig& model, std::int64_t 
   return model.linear.layers.empty() || !enable_prefix_caching ? 0 : max_num_seqs;
 }
 
+std::int64_t most_drawn_rows(std::int64_t max_num_seqs, std::int64_t num_draft_tokens) noexcept {
+  constexpr std::int64_t kLarge = 256;
+  return std::max(max_num_seqs, std::min(kLarge, max_num_seqs * (1 + num_draft_tokens)));
+}
+
 EngineBytes engine_bytes(const EngineSizes& sizes, const nn::ModelConfig& model, DType compute) {
-  // A pass holds two streams, the largest layer's intermediates and the logits of all running sequences.
+  // A pass holds two streams, the largest layer's intermediates and the logits of all tokens that are drawn.
   const std::int64_t tokens = std::max(sizes.max_num_batched_tokens, sizes.max_num_seqs);
   std::int64_t heads = ((model.gates_heads ? 4 : 2) * model.num_heads + 2 * model.num_kv_heads) * model.head_dim;
   // Twice this is counted below.
@@ -30,7 +35,8 @@ EngineBytes engine_bytes(const EngineSizes& sizes, const nn::ModelConfig& model,
   const std::int64_t of_stream = (model.norms_inputs && model.norms_outputs ? 8 : 6) * model.hidden_size;
   const std::int64_t per_token =
       (of_stream + 2 * heads + 3 * mlp_size + rows_of_experts + of_shared) * static_cast<std::int64_t>(size_of(compute));
-  const std::int64_t logits = sizes.max_num_seqs * model.vocab_size * static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t logits =
+      most_drawn_rows(sizes.max_num_seqs, sizes.num_draft_tokens) * model.vocab_size * static_cast<std::int64_t>(sizeof(float));
   const auto states = static_cast<std::size_t>(sizes.max_num_seqs + sizes.num_state_snapshots) *
                       nn::KvCache::bytes_per_state(model, compute, DeviceKind::kCuda);
   return {static_cast<std::size_t>(tokens * per_token + logits) + states, nn::KvCache::bytes_per_block(model, compute, sizes.block_size),

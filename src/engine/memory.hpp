@@ -15,7 +15,12 @@ struct EngineSizes {
   std::int64_t max_num_seqs = 1;
   std::int64_t max_num_batched_tokens = 2048;
   std::int64_t num_state_snapshots = 0;
+  std::int64_t num_draft_tokens = 0;
 };
+
+/// Tokens that one step draws at most. With drafts a sequence may draw several, but a batch that is large without them has none: its
+/// products have no row to spare.
+std::int64_t most_drawn_rows(std::int64_t max_num_seqs, std::int64_t num_draft_tokens) noexcept;
 
 /// EngineOptions::num_state_snapshots where nothing else is said: as many as sequences that run, if prefixes are kept at all.
 std::int64_t default_state_snapshots(const nn::ModelConfig& model, std::int64_t max_num_seqs, bool enable_prefix_caching) noexcept;

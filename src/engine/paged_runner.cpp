@@ -6,6 +6,7 @@
 
 #include "base/error.hpp"
 #include "base/spans.hpp"
+#include "engine/memory.hpp"
 
 namespace prl::engine {
 namespace {
@@ -63,7 +64,7 @@ PagedRunner::PagedRunner(std::shared_ptr<DeviceRuntime> runtime, const EngineOpt
       cache_(make_cache(runtime, *weights_, options)),
       model_(session_.context(), options.record_steps, share.layers),
       sampler_(session_.context(), share.sequences),
-      drawn_B_(Tensor::empty(runtime, {options.max_num_seqs}, DType::kI32)),
+      drawn_B_(Tensor::empty(runtime, {most_drawn_rows(options.max_num_seqs, options.drafts.num_tokens)}, DType::kI32)),
       times_(options.times),
       stopwatch_(times_ != nullptr || spans::is_on(spans::Detail::kFine) ? runtime->make_stopwatch() : nullptr) {
   session_.context().may_measure = false;  // each prompt has another length
@@ -90,10 +91,13 @@ void PagedRunner::fill_batch(const StepPlan& plan) {
   for (std::size_t r = 0; r < plan.rows.size(); ++r) {
     const PlanRow& row = plan.rows[r];
     const Sequence& sequence = *row.sequence;
-    const std::int64_t end = row.first_token + row.num_tokens;
+    const std::int64_t end = row.first_token + row.num_tokens, known_end = row.known_end();
     for (std::int64_t position = row.first_token; position < end; ++position) {
       const std::int32_t block = sequence.blocks[static_cast<std::size_t>(position / block_size_)].id().value;
-      ids_T_.push_back(row.drawn_row >= 0 ? -1 - row.drawn_row : sequence.tokens[static_cast<std::size_t>(position)]);
+      if (position >= known_end)
+        ids_T_.push_back(row.drafts[static_cast<std::size_t>(position - known_end)]);
+      else
+        ids_T_.push_back(row.drawn_row >= 0 ? -1 - row.drawn_row : sequence.tokens[static_cast<std::size_t>(position)]);
       positions_T_.push_back(static_cast<std::int32_t>(position));
       slot_T_.push_back(static_cast<std::int32_t>(block * block_size_ + position % block_size_));
     }
@@ -128,7 +132,7 @@ void PagedRunner::begin(const StepPlan& plan, StepOutput& output) {
   if (marks.is_timed) {
     const Marks& last = marks_[(num_begun_ + 1) % marks_.size()];
     marks.before = last.is_timed ? std::optional(last.own.back()) : std::nullopt;
-    marks.is_decode = std::ranges::all_of(plan.rows, [](const PlanRow& row) { return row.num_tokens == 1; });
+    marks.is_decode = std::ranges::all_of(plan.rows, [](const PlanRow& row) { return row.num_tokens - row.num_drafts == 1; });
   }
   mark(0);
   if (host_) host_->carry_out(plan.copies);
@@ -150,6 +154,7 @@ void PagedRunner::begin(const StepPlan& plan, StepOutput& output) {
   const ConstTensorView h_TH = model_.forward_paged(*weights_, cache_, batch);
   for (std::size_t r = 0; r < plan.rows.size(); ++r) {
     output.rows[r].error.clear();
+    output.rows[r].num_good = 0;
     if (plan.rows[r].num_prompt_logprobs > 0) score_prompt(plan.rows[r], h_TH, query_start_[r], output.rows[r]);
   }
   mark(1);
@@ -225,9 +230,11 @@ void PagedRunner::begin_draws(const StepPlan& plan, ConstTensorView h_TH) {
   sample_rows_B_.clear();
   draws_B_.clear();
   for (std::size_t r = 0; r < plan.rows.size(); ++r) {
-    if (!plan.rows[r].is_sampled) continue;
-    sample_rows_B_.push_back(query_start_[r + 1] - 1);
-    draws_B_.push_back({plan.rows[r].sequence, plan.rows[r].output_idx(), plan.rows[r].drawn_row});
+    const PlanRow& row = plan.rows[r];
+    for (std::int64_t i = 0; i < row.num_samples(); ++i) {
+      sample_rows_B_.push_back(query_start_[r + 1] - static_cast<std::int32_t>(row.num_samples() - i));
+      draws_B_.push_back({row.sequence, row.output_idx() + i, row.drawn_row, i});
+    }
   }
   draws.num_rows = 0;
   TensorView logits_BV;
@@ -276,14 +283,22 @@ void PagedRunner::finish(const StepPlan& plan, StepOutput& output) {
   if (num_draws == 0) return;
   if (results_B_.size() < num_draws) results_B_.resize(num_draws);
   sampler_.finish(std::span(results_B_).first(num_draws), draws);
-  std::size_t i = 0;
+  std::size_t next = 0;
   for (std::size_t r = 0; r < plan.rows.size(); ++r) {
     const PlanRow& row = plan.rows[r];
-    if (!row.is_sampled) continue;
-    // Swapped, so that both sides keep their buffers.
-    std::swap(output.rows[r].sample, results_B_[i++]);
-    if (output.rows[r].error.empty() && !is_finite(output.rows[r].sample))
-      output.rows[r].error = non_finite_error(*row.sequence, row.sequence->num_tokens());
+    StepOutput::Row& out = output.rows[r];
+    const auto num_samples = static_cast<std::size_t>(row.num_samples());
+    if (out.samples.size() < num_samples) out.samples.resize(num_samples);
+    out.num_good = 0;
+    for (std::size_t i = 0; i < num_samples; ++i, ++next) {
+      // Swapped, so that both sides keep their buffers.
+      std::swap(out.samples[i], results_B_[next]);
+      if (!out.error.empty()) continue;
+      if (is_finite(out.samples[i]))
+        ++out.num_good;
+      else
+        out.error = non_finite_error(*row.sequence, row.sequence->num_tokens() + static_cast<std::int64_t>(i));
+    }
   }
 }
 

@@ -77,6 +77,23 @@ void check_allowed_tokens(const ResolvedRequest& resolved) {
          s.allowed_token_ids.size());
 }
 
+void check_drafts(const DraftOptions& drafts, const nn::ModelConfig& config) {
+  const auto check = [](const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
+    if (value < low || value > high)
+      fail(ErrorCode::kInvalidArgument, "speculative.{} must be between {} and {}, got {}", name, low, high, value);
+  };
+  check("num_tokens", drafts.num_tokens, 0, DraftOptions::kMostTokens);
+  if (drafts.num_tokens == 0) return;
+  check("max_ngram", drafts.max_ngram, 1, DraftOptions::kMostNgram);
+  check("min_ngram", drafts.min_ngram, 1, drafts.max_ngram);
+  check("max_stored_tokens", drafts.max_stored_tokens, 0, std::int64_t{1} << 40);
+  if (!config.linear.layers.empty())
+    fail(ErrorCode::kNotImplemented,
+         "speculative.num_tokens is {}, and a {} model has linear attention, whose states cannot go back to before a draft that failed; "
+         "set it to 0",
+         drafts.num_tokens, config.model_type);
+}
+
 }  // namespace
 
 ResolvedRequest resolve_request(wire::GenerateRequest request, const EngineOptions& options, const nn::ModelConfig& config) {
@@ -119,10 +136,14 @@ ResolvedRequest resolve_request(wire::GenerateRequest request, const EngineOptio
   resolved.seed = s.seed.value_or(0);
   resolved.cache_salt = std::move(request.cache_salt);
   resolved.priority = request.priority;
-  resolved.edits_logits = s.repetition_penalty != 1.0f || s.presence_penalty != 0.0f || s.frequency_penalty != 0.0f ||
-                          !s.logit_bias.empty() || !s.allowed_token_ids.empty() || !s.bad_sequences.empty() || s.token_rule != nullptr;
+  const bool has_penalties = s.repetition_penalty != 1.0f || s.presence_penalty != 0.0f || s.frequency_penalty != 0.0f;
+  resolved.edits_logits =
+      has_penalties || !s.logit_bias.empty() || !s.allowed_token_ids.empty() || !s.bad_sequences.empty() || s.token_rule != nullptr;
   const auto looks_back = [](const auto& sequence) { return sequence.size() > 1; };
   resolved.needs_every_token = s.token_rule != nullptr || std::any_of(s.bad_sequences.begin(), s.bad_sequences.end(), looks_back);
+  // Experts are told of all tokens that are computed, and a stop string ends a text among them.
+  const bool may_end_before = !s.stop.empty() && s.routed_experts_start.has_value();
+  resolved.may_draft = resolved.max_new_tokens > 1 && !has_penalties && !resolved.needs_every_token && !may_end_before;
   return resolved;
 }
 
@@ -149,6 +170,7 @@ void check_options(const EngineOptions& options, const nn::ModelConfig& config) 
          options.num_disk_blocks, options.num_host_blocks);
   if (options.num_state_snapshots < 0)
     fail(ErrorCode::kInvalidArgument, "num_state_snapshots must not be negative, got {}", options.num_state_snapshots);
+  check_drafts(options.drafts, config);
   if (options.max_queued_requests < 0)
     fail(ErrorCode::kInvalidArgument, "max_queued_requests must not be negative, got {}", options.max_queued_requests);
   if (options.max_model_len > config.max_position) {

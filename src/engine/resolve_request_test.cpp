@@ -151,5 +151,48 @@ TEST(CheckOptions, NamesTheOptionThatIsWrong) {
   }
 }
 
+TEST(CheckOptions, DraftsHaveBoundsAndNeedAModelWithoutStates) {
+  auto drafts = options();
+  drafts.drafts.num_tokens = 4;
+  check_options(drafts, config());
+  auto linear = config();
+  linear.linear.layers = {0};
+  linear.model_type = "qwen3_next";
+  const Error refused = error_of([&] { check_options(drafts, linear); });
+  EXPECT_EQ(refused.code(), ErrorCode::kNotImplemented);
+  EXPECT_THAT(refused.what(), ::testing::HasSubstr("speculative.num_tokens is 4, and a qwen3_next model"));
+  drafts.drafts.num_tokens = 0;
+  check_options(drafts, linear);
+  drafts.drafts.num_tokens = 16;
+  EXPECT_THAT(error_of([&] { check_options(drafts, config()); }).what(),
+              ::testing::HasSubstr("speculative.num_tokens must be between 0 and 15"));
+  drafts.drafts = {.num_tokens = 4, .min_ngram = 5, .max_ngram = 4};
+  EXPECT_THAT(error_of([&] { check_options(drafts, config()); }).what(),
+              ::testing::HasSubstr("speculative.min_ngram must be between 1 and 4"));
+}
+
+TEST(ResolveRequest, WhereATokenDependsOnOthersByMoreThanItsLogitsThereAreNoDrafts) {
+  const auto may_draft = [](const std::function<void(wire::SamplingParams&)>& change) {
+    wire::GenerateRequest request;
+    request.prompt_ids = {1, 2};
+    request.sampling.max_tokens = 8;
+    change(request.sampling);
+    return resolve_request(request, options(), config()).may_draft;
+  };
+  EXPECT_TRUE(may_draft([](wire::SamplingParams& s) {
+    s.top_p = 0.9f;
+    s.logprobs = 2;
+    s.min_tokens = 3;
+    s.logit_bias = {{3, 1.0f}};
+    s.bad_sequences = {{5}};
+    s.stop = {"END"};
+  }));
+  EXPECT_FALSE(may_draft([](wire::SamplingParams& s) { s.repetition_penalty = 1.1f; }));
+  EXPECT_FALSE(may_draft([](wire::SamplingParams& s) { s.presence_penalty = 0.1f; }));
+  EXPECT_FALSE(may_draft([](wire::SamplingParams& s) { s.frequency_penalty = 0.1f; }));
+  EXPECT_FALSE(may_draft([](wire::SamplingParams& s) { s.bad_sequences = {{5, 6}}; }));
+  EXPECT_FALSE(may_draft([](wire::SamplingParams& s) { s.max_tokens = 1; })) << "there is nothing behind its token";
+}
+
 }  // namespace
 }  // namespace prl::engine

@@ -154,6 +154,11 @@ TEST_P(Routes, TheLogIsTheSameHoweverTokensCameIntoTheCache) {
   expect(*cached, "prefixes");
   EXPECT_GT(cached->stats().num_prefix_hit_tokens, 0);
   expect(*engine({.max_num_batched_tokens = 24}), "prompts in pieces");
+  if (config_.linear.layers.empty()) {
+    const auto guessing = engine({.drafts = {.num_tokens = 4}});
+    expect(*guessing, "guesses");
+    EXPECT_GT(guessing->stats().num_accepted_tokens, 0);
+  }
   const auto small = engine({.num_blocks = 18});
   expect(*small, "too few blocks");
   EXPECT_GT(small->stats().num_preemptions, 0);

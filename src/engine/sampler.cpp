@@ -105,8 +105,9 @@ bool needs_edit(const Draw& draw) noexcept { return draw.sequence->request->edit
 void add_edits(ops::LogitEdits& edits, const Draw& draw, std::int32_t row_idx, std::int64_t vocab_size) {
   Sequence& sequence = *draw.sequence;
   const wire::SamplingParams& s = sequence.request->sampling;
-  PRL_CHECK(draw.output_idx == sequence.num_output_tokens() + (draw.drawn_row >= 0 ? 1 : 0),
+  PRL_CHECK(draw.output_idx == sequence.num_output_tokens() + (draw.drawn_row >= 0 ? 1 : 0) + draw.num_drafts,
             "logits are edited by tokens that are not known");
+  PRL_CHECK(draw.num_drafts == 0 || (!has_penalties(s) && !sequence.request->needs_every_token), "what may come next depends on a draft");
   PRL_CHECK(draw.drawn_row < 0 || !sequence.request->needs_every_token, "what may come next depends on a token that is not known");
   ops::LogitEdits::Row row;
   row.row = row_idx;

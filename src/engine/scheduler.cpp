@@ -41,6 +41,12 @@ bool has_adapter_room(const Sequence& sequence, std::span<Sequence* const> runni
   return static_cast<std::int64_t>(found.size()) < max_adapters;
 }
 
+/// True if the sequence has blocks for so many tokens now.
+[[nodiscard]] bool try_grow(BlockPool& pool, Sequence& sequence, std::int64_t num_tokens) {
+  const std::int64_t num_wanted = pool.num_blocks_for(num_tokens) - static_cast<std::int64_t>(sequence.blocks.size());
+  return num_wanted <= 0 || pool.try_take(num_wanted, sequence.blocks);
+}
+
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerOptions& options, BlockPool& pool, HostBlocks* host, DiskBlocks* disk)
@@ -51,7 +57,8 @@ Scheduler::Scheduler(const SchedulerOptions& options, BlockPool& pool, HostBlock
       prefix_(pool, host, disk),
       states_(options.max_num_seqs,
               options.enable_prefix_caching && options.enable_chunked_prefill ? options.num_state_snapshots.value_or(0) : 0,
-              pool.block_size()) {
+              pool.block_size()),
+      drafts_(options.drafts, options.max_num_seqs, pool) {
   PRL_CHECK(options.max_num_seqs > 0 && options.max_num_batched_tokens > 0, "scheduler limits must be positive");
   running_.reserve(static_cast<std::size_t>(options.max_num_seqs));
 }
@@ -73,6 +80,7 @@ void Scheduler::remove(Sequence& sequence) {
     waiting_.erase(sequence);
   }
   drop_blocks(sequence);
+  drafts_.close(sequence);
   sequence.state = SequenceState::kFinished;
 }
 
@@ -91,6 +99,7 @@ void Scheduler::plan(StepPlan& plan) {
   plan_running(plan, budget);
   // Blocks are short when a sequence was preempted: an admission now would only be undone.
   if (plan.num_preempted == 0) plan_waiting(plan, budget);
+  if (plan.num_preempted == 0) drafts_.plan(plan, budget, num_running());
   if (!plan.rows.empty()) states_.list(plan.state_copies);
   if (host_ != nullptr) host_->list(plan.copies);
 }
@@ -101,14 +110,14 @@ bool Scheduler::can_plan_ahead(const StepPlan& begun) const {
   if (waiting_.has_ready() && num_running() < options_.max_num_seqs) return false;
   std::int64_t num_going_on = 0;
   for (const PlanRow& row : begun.rows) {
-    if (!row.is_sampled) return false;
+    if (!row.is_sampled || row.num_drafts > 0) return false;
     if (row.sequence->state == SequenceState::kFinished) continue;
     const ResolvedRequest& request = *row.sequence->request;
     // Who decides what may come next, or whether the text ends here, is asked after each token.
     if (request.needs_every_token || request.sampling.token_rule || !request.sampling.stop.empty()) return false;
     ++num_going_on;
   }
-  return num_going_on == num_running();
+  return num_going_on == num_running() && !drafts_.wants_to_plan(begun);
 }
 
 void Scheduler::plan_ahead(const StepPlan& begun, StepPlan& plan) {
@@ -128,7 +137,7 @@ void Scheduler::plan_ahead(const StepPlan& begun, StepPlan& plan) {
     row.is_sampled = true;
     row.drawn_row = static_cast<std::int32_t>(i);
     // Blocks that were taken stay with their sequences, which need them next in any case.
-    const bool has_room = !ends && try_grow(*row.sequence, row.first_token + 1);
+    const bool has_room = !ends && try_grow(pool_, *row.sequence, row.first_token + 1);
     if (has_room) {
       plan.rows.push_back(row);
     } else if (!ends || waiting_.has_ready()) {
@@ -150,7 +159,7 @@ void Scheduler::plan_running(StepPlan& plan, std::int64_t& budget) {
     Sequence& sequence = *running_[i];
     const std::int64_t left = std::min(sequence.num_tokens() - sequence.num_tokens_computed, budget);
     const std::int64_t count = states_.cut(sequence, sequence.num_tokens_computed, left);
-    if (!try_grow(sequence, sequence.num_tokens_computed + count)) {
+    if (!try_grow(pool_, sequence, sequence.num_tokens_computed + count)) {
       preempt(*running_.back());  // perhaps `sequence` itself; then i is past the end
       ++plan.num_preempted;
       continue;
@@ -201,7 +210,7 @@ void Scheduler::plan_waiting(StepPlan& plan, std::int64_t& budget) {
     const std::int64_t num_from_host = prefix_.num_in_host() * pool_.block_size();
     const std::int64_t num_from_disk = prefix_.num_from_disk() * pool_.block_size();
     prefix_.restore(sequence);
-    PRL_CHECK(try_grow(sequence, sequence.num_tokens_computed + count), "no room for an admitted sequence");
+    PRL_CHECK(try_grow(pool_, sequence, sequence.num_tokens_computed + count), "no room for an admitted sequence");
     num_reserved += pool_.num_blocks_for(sequence.num_tokens()) - static_cast<std::int64_t>(sequence.blocks.size());
     sequence.state = SequenceState::kRunning;
     states_.take_slot(sequence);
@@ -239,11 +248,6 @@ bool Scheduler::take_prefix(Sequence& sequence) {
   if (!options_.enable_prefix_caching || sequence.wants_prompt_logprobs()) return true;
   prefix_.take(sequence);
   return !options_.num_state_snapshots || states_.trim(sequence, root);
-}
-
-bool Scheduler::try_grow(Sequence& sequence, std::int64_t num_tokens) {
-  const std::int64_t num_wanted = pool_.num_blocks_for(num_tokens) - static_cast<std::int64_t>(sequence.blocks.size());
-  return num_wanted <= 0 || pool_.try_take(num_wanted, sequence.blocks);
 }
 
 void Scheduler::preempt(Sequence& victim) {
@@ -304,12 +308,27 @@ void Scheduler::publish_blocks(Sequence& sequence, std::int64_t num_tokens) {
 void Scheduler::commit(const StepPlan& plan) {
   for (const PlanRow& row : plan.rows) {
     if (row.sequence->state == SequenceState::kFinished) continue;
-    row.sequence->num_tokens_computed = row.first_token + row.num_tokens;
-    row.sequence->tenant->num_tokens += row.num_tokens;
+    row.sequence->num_tokens_computed = row.known_end();
+    row.sequence->tenant->num_tokens += row.num_tokens - row.num_drafts;
     row.sequence->tenant->num_generation_tokens += row.is_sampled ? 1 : 0;
     // Blocks of a plan made ahead could not be published before their tokens were known.
     if (row.drawn_row >= 0) publish_blocks(*row.sequence, row.sequence->num_tokens_computed);
   }
+}
+
+void Scheduler::accept(const PlanRow& row, std::int64_t num_tokens) {
+  Sequence& sequence = *row.sequence;
+  PRL_CHECK(1 <= num_tokens && num_tokens <= row.num_samples(), "{} tokens of a row that draws {}", num_tokens, row.num_samples());
+  if (row.num_drafts > 0) {
+    sequence.num_tokens_computed += num_tokens - 1;
+    sequence.tenant->num_tokens += num_tokens - 1;
+    sequence.tenant->num_generation_tokens += num_tokens - 1;
+    publish_blocks(sequence, sequence.num_tokens_computed);
+    // What drafts that failed needed may be another's next.
+    const auto num_needed = static_cast<std::size_t>(pool_.num_blocks_for(sequence.num_tokens()));
+    while (sequence.blocks.size() > num_needed) sequence.blocks.pop_back();
+  }
+  drafts_.append(sequence, num_tokens);
 }
 
 void Scheduler::change_weights(PolicyVersion version) {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "engine/draft_planner.hpp"
 #include "engine/kv/block_pool.hpp"
 #include "engine/kv/host_blocks.hpp"
 #include "engine/prefix_lookup.hpp"
@@ -22,8 +23,9 @@ struct SchedulerOptions {
   bool enable_prefix_caching = true;
   /// Of a model with linear attention, whose sequences have states: how many copies are kept (SequenceStates). nullopt: of another model.
   std::optional<std::int64_t> num_state_snapshots = std::nullopt;
-  bool enable_chunked_prefill = true;            ///< without it a prompt enters in one step; the token budget must allow that
-  std::int64_t preempt_period = 0;               ///< preempt the youngest every so many steps, for tests; 0: only when needed
+  bool enable_chunked_prefill = true;  ///< without it a prompt enters in one step; the token budget must allow that
+  std::int64_t preempt_period = 0;     ///< preempt the youngest every so many steps, for tests; 0: only when needed
+  DraftPlanOptions drafts = {};
   std::function<bool(Sequence&)> may_draw = {};  ///< asked before a step in which the sequence draws a token; none: always
 };
 
@@ -56,14 +58,18 @@ class Scheduler {
   /// Sets `plan` to the next step. Running sequences go first, in service order; when blocks run out the last of them is preempted (its
   /// blocks are released and it starts over later, to the same result). Then waiting ones are admitted, as WaitingLine says, as
   /// long as the whole sequence fits; those whose adapters find no room are passed over, a bounded number of times. Empty rows: nothing to
-  /// do. Sequences that may not draw yet (SchedulerOptions::may_draw) go no further than the token before.
+  /// do. Sequences that may not draw yet (SchedulerOptions::may_draw) go no further than the token before. Drafts come last: they take
+  /// what is left of the budget, and no block that another sequence may need next.
   void plan(StepPlan& plan);
   /// Sets `plan` to the step after `begun`, which was planned last and draws tokens that are not known yet: its sequences go one token
   /// further, except those that reach their length. Empty if the next step may be any other one, or needs those tokens before it can be
   /// carried out: then wait and call plan(). A sequence that `begun` turns out to end must be removed.
   void plan_ahead(const StepPlan& begun, StepPlan& plan);
-  /// The plan was carried out: its tokens are in the cache. In the order of plans, before the tokens that it drew are appended.
+  /// The plan was carried out: its tokens are in the cache, but for its drafts. In the order of plans, before the tokens that it drew are
+  /// appended.
   void commit(const StepPlan& plan);
+  /// The sequence's last `num_tokens` tokens, one at least, are what the row drew: as many drafts less one came true.
+  void accept(const PlanRow& row, std::int64_t num_tokens);
   /// New weights: invalidates the prefix cache. Running sequences keep their blocks but publish no more of them.
   void change_weights(PolicyVersion version);
   /// Invalidates the prefix cache, for instance because a step failed and its blocks may hold anything.
@@ -93,7 +99,6 @@ class Scheduler {
   [[nodiscard]] bool take_prefix(Sequence& sequence);
   /// `count` tokens of the sequence, or one less if that draws a token and it may not yet.
   std::int64_t hold_back(StepPlan& plan, Sequence& sequence, std::int64_t count);
-  [[nodiscard]] bool try_grow(Sequence& sequence, std::int64_t num_tokens);
   void preempt(Sequence& victim);
   void add_row(StepPlan& plan, Sequence& sequence, std::int64_t num_tokens);
   /// Publishes the blocks that this step fills, so that rows planned after this one can share them.
@@ -106,6 +111,7 @@ class Scheduler {
   PrefixLookup prefix_;
   std::vector<Sequence*> running_;
   SequenceStates states_;
+  DraftPlanner drafts_;
   WaitingLine waiting_;
   SchedulerStats stats_;
   PolicyVersion version_;

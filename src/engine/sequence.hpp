@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/ids.hpp"
+#include "engine/draft_source.hpp"
 #include "engine/served_adapter.hpp"
 #include "engine/tenant.hpp"
 #include "ops/logit_edits.hpp"
@@ -32,6 +33,7 @@ struct ResolvedRequest {
   bool edits_logits = false;  ///< penalties, bias, bad sequences or a token rule change the logits before sampling
   /// Which tokens may come depends on each one before: the next step cannot be queued before this one's token is known.
   bool needs_every_token = false;
+  bool may_draft = true;  ///< tokens may be drawn behind guesses: what may come depends on no token but through the logits
 };
 
 /// Which tokens a sequence has, for penalties: it follows the sequence, whose tokens only grow.
@@ -82,6 +84,7 @@ struct Sequence {
   wire::TokenRuleCursor rule_cursor;                   ///< memo of sampling.token_rule
   std::shared_ptr<wire::TokenRuleAnswer> rule_answer;  ///< asked for, if the rule is a slow one: of the tokens as they are now
   SeenTokens seen;                                     ///< memo of the sampler
+  DraftCursor draft;                                   ///< what the scheduler guesses of its next tokens; open from its first token on
 
   std::int64_t num_tokens() const noexcept { return static_cast<std::int64_t>(tokens.size()); }
   std::int64_t num_output_tokens() const noexcept { return num_tokens() - num_prompt_tokens; }

@@ -178,6 +178,16 @@ TEST_P(SharedLayersTest, TokensLogprobsAndProofAreThoseOfOneDevice) {
   expect_same(several->proof(kPatience), one->proof(kPatience));
 }
 
+TEST_P(SharedLayersTest, GuessesChangeNoBit) {
+  EngineOptions guessing = options();
+  guessing.drafts.num_tokens = 6;
+  const auto one = engine_of(whole(7, 1)), several = engine_of(shared(7, 1), guessing);
+  const auto wanted = run(*one);
+  expect_same(run(*several), wanted);
+  expect_same(run(*several), wanted);
+  EXPECT_GT(several->stats().num_accepted_tokens, 10) << "the second time they are known";
+}
+
 TEST_P(SharedLayersTest, EachDeviceKeepsItsPartOfBlocksInHostMemory) {
   EngineOptions small = options();
   small.num_blocks = 16;  // of one sequence

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/draft_source.hpp"
 #include "engine/kv/host_blocks.hpp"
 #include "engine/kv/state_snapshots.hpp"
 #include "engine/sequence.hpp"
@@ -11,7 +12,9 @@
 
 namespace prl::engine {
 
-/// One sequence's part of a step: tokens [first_token, first_token + num_tokens) enter the cache.
+/// One sequence's part of a step: tokens [first_token, first_token + num_tokens) enter the cache. The last num_drafts of them are guesses,
+/// which are not in Sequence::tokens: a token is drawn behind the sequence's newest one and behind each draft, and counts if all drafts
+/// before it are what was drawn.
 struct PlanRow {
   Sequence* sequence = nullptr;  ///< outlives the step; its state is kFinished if it was removed after the step was planned
   std::int64_t first_token = 0;
@@ -21,9 +24,15 @@ struct PlanRow {
   std::int32_t drawn_row = -1;            ///< not -1: its one token is what this row of the step before draws, and not in `tokens` yet
   std::int64_t prompt_logprob_begin = 0;  ///< positions whose prediction of the next prompt token is wanted
   std::int64_t num_prompt_logprobs = 0;
+  std::int64_t num_drafts = 0;  ///< only with is_sampled, and without drawn_row
+  DraftTokens drafts = {};      ///< the first num_drafts count
 
-  /// Index of the drawn token in the sequence's output.
-  std::int64_t output_idx() const noexcept { return first_token + num_tokens - sequence->num_prompt_tokens; }
+  /// Behind the last token that is no draft.
+  std::int64_t known_end() const noexcept { return first_token + num_tokens - num_drafts; }
+  /// Index of the first drawn token in the sequence's output.
+  std::int64_t output_idx() const noexcept { return known_end() - sequence->num_prompt_tokens; }
+  /// Tokens that are drawn.
+  std::int64_t num_samples() const noexcept { return is_sampled ? 1 + num_drafts : 0; }
 };
 
 /// What one step does, as the scheduler decided: a value that does not change afterwards. Its blocks are taken already; rows are in service
@@ -50,11 +59,13 @@ struct StepPlan {
 /// What the runner found, aligned with StepPlan::rows; only the first rows.size() entries count.
 struct StepOutput {
   struct Row {
-    ops::SampleResult sample;                                        ///< if is_sampled
+    std::vector<ops::SampleResult> samples;                          ///< PlanRow::num_samples() of them, and perhaps others from before
+    std::int64_t num_good = 0;                                       ///< of them those before the first that failed
     std::vector<float> prompt_logprobs;                              ///< num_prompt_logprobs values
     std::vector<std::vector<wire::TopLogprob>> prompt_top_logprobs;  ///< the same count if asked for, best first
     std::vector<std::int32_t> prompt_ranks;                          ///< the same count if asked for
-    std::string error;                                               ///< not empty: this row alone failed (non-finite logits)
+    std::string error;                                               ///< not empty: this row alone failed (non-finite logits), from
+                                                                     ///< sample num_good on
   };
   std::vector<Row> rows;
 };

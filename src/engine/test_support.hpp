@@ -53,6 +53,7 @@ class FakeRunner final : public ModelRunner {
       const PlanRow& row = plan.rows[r];
       const Sequence& sequence = *row.sequence;
       const auto token_at = [&](std::int64_t position) {
+        if (position >= row.known_end()) return row.drafts.at(static_cast<std::size_t>(position - row.known_end()));
         if (position < row.first_token || row.drawn_row < 0) return sequence.tokens.at(static_cast<std::size_t>(position));
         PRL_CHECK(position == sequence.num_tokens() && !under_way_.empty(), "a token is drawn by a step that is over");
         return drawn_.at(static_cast<std::size_t>(row.drawn_row));
@@ -68,15 +69,20 @@ class FakeRunner final : public ModelRunner {
       for (std::int64_t position = row.first_token; position < row.first_token + row.num_tokens; ++position) {
         state = extend(state, token_at(position));
         at(sequence, position) = {state, epoch_};
+        if (position + 1 < row.known_end() || !row.is_sampled) continue;
+        ops::SampleResult& sample = output.rows[r].samples.emplace_back();
+        sample.token = draw(state, sequence.seed, position + 1 - sequence.num_prompt_tokens, weights_->version, vocab_size_);
+        sample.logprob = -0.5f;
       }
       StepOutput::Row& out = output.rows[r];
+      out.num_good = row.num_samples();
       for (std::int64_t i = 0; i < row.num_prompt_logprobs; ++i)
         out.prompt_logprobs.push_back(static_cast<float>(-(row.prompt_logprob_begin + i + 1)));
-      if (fail_row && fail_row(row)) out.error = "made to fail";
-      if (!row.is_sampled) continue;
-      out.sample.token = draw(state, sequence.seed, row.output_idx(), weights_->version, vocab_size_);
-      out.sample.logprob = -0.5f;
-      drawn.push_back(out.sample.token);
+      if (fail_row && fail_row(row)) {
+        out.error = "made to fail";
+        out.num_good = 0;
+      }
+      for (const ops::SampleResult& sample : out.samples) drawn.push_back(sample.token);
     }
     if (before_begun) before_begun(plan);
     drawn_ = std::move(drawn);

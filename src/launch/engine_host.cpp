@@ -97,6 +97,11 @@ engine::EngineOptions engine_options(const config::InferenceConfig& config, cons
   options.record_steps = !config.model.enforce_eager;
   if (config.enable_lora) options.adapters = std::make_shared<engine::AdapterSet>(config.max_loras);
   options.logs_routes = config.enable_return_routed_experts;
+  options.drafts = {.num_tokens = config.speculative.num_tokens,
+                    .min_ngram = config.speculative.min_ngram,
+                    .max_ngram = config.speculative.max_ngram,
+                    .from_completions = config.speculative.from_completions,
+                    .max_stored_tokens = config.speculative.max_stored_tokens};
   options.seed = static_cast<std::uint64_t>(config.seed);
   options.num_threads = config.compute.num_threads;
   const DType dtype = compute_dtype(config.model.dtype, runtime.device().kind);
@@ -173,6 +178,9 @@ void EngineHost::start(const config::InferenceConfig& config, nn::WeightsPtr wei
             dtype_ == DType::kBF16 ? "bfloat16" : "float32",
             devices_.size() == 1 ? "" : fmt::format(" on {} devices that share the layers", devices_.size()),
             engine_->stats().num_blocks_total, options.block_size, options.max_num_seqs, options.max_model_len);
+  if (options.drafts.num_tokens > 0)
+    log::info("engine: up to {} draft tokens of a sequence in one step, looked up in {}", options.drafts.num_tokens,
+              options.drafts.from_completions ? "completions of its prompt" : "its own text");
   if (options.num_host_blocks > 0) log::info("engine: {} more KV blocks in host memory", options.num_host_blocks);
   if (options.num_disk_blocks > 0)
     log::info("engine: {} more KV blocks in files below {}", options.num_disk_blocks, options.disk_folder.string());

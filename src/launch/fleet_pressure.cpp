@@ -37,6 +37,8 @@ class FleetPressure final : public orchestrator::PressureSource {
       sum.num_prefix_queries += gauges->num_prefix_queries;
       sum.num_prefix_hits += gauges->num_prefix_hits;
       sum.num_generation_tokens += gauges->num_generation_tokens;
+      sum.num_draft_tokens += gauges->num_draft_tokens;
+      sum.num_accepted_tokens += gauges->num_accepted_tokens;
     }
     sum.num_waiting += static_cast<double>(fleet_->counts().num_waiting);
     if (!has_any) co_return std::nullopt;

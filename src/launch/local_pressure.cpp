@@ -19,6 +19,8 @@ class LocalPressure final : public orchestrator::PressureSource {
     pressure.num_prefix_queries = static_cast<double>(stats.num_prefix_queries_tokens);
     pressure.num_prefix_hits = static_cast<double>(stats.num_prefix_hit_tokens);
     pressure.num_generation_tokens = static_cast<double>(stats.num_generation_tokens);
+    pressure.num_draft_tokens = static_cast<double>(stats.num_draft_tokens);
+    pressure.num_accepted_tokens = static_cast<double>(stats.num_accepted_tokens);
     co_return pressure;
   }
 

@@ -20,6 +20,7 @@ struct EnginePressure {
   double num_preemptions = 0;                          ///< since the engines started, as those below
   double num_prefix_queries = 0, num_prefix_hits = 0;  ///< tokens of prompts that were looked up in the caches, and found
   double num_generation_tokens = 0;
+  double num_draft_tokens = 0, num_accepted_tokens = 0;  ///< guesses of speculative decoding, and those of them that came true
 };
 
 /// Where the pressure is read. One caller at a time.

@@ -40,6 +40,8 @@ void LoadWindow::take(monitor::Metrics& metrics) {
   const double queries = grown(before.num_prefix_queries, now.num_prefix_queries);
   if (queries > 0)
     metrics["inference/all/prefix_cache_hit_rate"] = std::min(1.0, grown(before.num_prefix_hits, now.num_prefix_hits) / queries);
+  if (const double drafts = grown(before.num_draft_tokens, now.num_draft_tokens); drafts > 0)
+    metrics["inference/all/draft_acceptance_rate"] = std::min(1.0, grown(before.num_accepted_tokens, now.num_accepted_tokens) / drafts);
   metrics["inference/all/num_preemptions"] = grown(before.num_preemptions, now.num_preemptions);
   if (const double seconds = std::chrono::duration<double>(last_->at - first_->at).count(); seconds > 0)
     metrics["inference/all/generation_tokens:rate"] = grown(before.num_generation_tokens, now.num_generation_tokens) / seconds;

@@ -17,6 +17,8 @@ EnginePressure reading(double running, double queries, double hits, double token
   pressure.num_prefix_queries = queries;
   pressure.num_prefix_hits = hits;
   pressure.num_generation_tokens = tokens;
+  pressure.num_draft_tokens = tokens / 10;
+  pressure.num_accepted_tokens = tokens / 20;
   return pressure;
 }
 
@@ -35,6 +37,11 @@ TEST(LoadWindow, MeansMaximaAndRatesOfAStep) {
   EXPECT_DOUBLE_EQ(metrics.at("inference/all/kv_cache_usage/mean"), 0.3);
   EXPECT_DOUBLE_EQ(metrics.at("inference/all/prefix_cache_hit_rate"), 0.25);
   EXPECT_DOUBLE_EQ(metrics.at("inference/all/generation_tokens:rate"), 500);
+  EXPECT_DOUBLE_EQ(metrics.at("inference/all/draft_acceptance_rate"), 0.5);
+  metrics.clear();
+  window.add(reading(4, 300, 75, 1500), start + 2s);
+  window.take(metrics);
+  EXPECT_FALSE(metrics.contains("inference/all/draft_acceptance_rate")) << "there were no drafts";
 }
 
 TEST(LoadWindow, AShortStepHasTheLastReadingAndARestartedEngineNoNegativeRate) {

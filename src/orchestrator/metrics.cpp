@@ -67,6 +67,7 @@ constexpr std::array kInfos{
     monitor::MetricInfo{"inference/all/num_requests_waiting/*", "requests", "that no engine has room for yet"},
     monitor::MetricInfo{"inference/all/kv_cache_usage/*", "1", "part of the key-value cache in use, of the fullest engine"},
     monitor::MetricInfo{"inference/all/prefix_cache_hit_rate", "1", "share of looked-up prompt tokens that a cache had"},
+    monitor::MetricInfo{"inference/all/draft_acceptance_rate", "1", "share of the draft tokens that were drawn; without drafts not there"},
     monitor::MetricInfo{"inference/all/num_preemptions", "requests", "that lost their place in the cache since the step before"},
     monitor::MetricInfo{"inference/all/generation_tokens:rate", "tokens/s", "that the engines sampled"},
     monitor::MetricInfo{"perf/throughput", "tokens/s", "tokens of shipped rollouts per second"},

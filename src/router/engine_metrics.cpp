@@ -38,6 +38,8 @@ EngineGauges parse_gauges(std::string_view page) {
                                                         {"vllm:num_preemptions_total", &gauges.num_preemptions},
                                                         {"vllm:prefix_cache_queries_total", &gauges.num_prefix_queries},
                                                         {"vllm:prefix_cache_hits_total", &gauges.num_prefix_hits},
+                                                        {"vllm:spec_decode_num_draft_tokens_total", &gauges.num_draft_tokens},
+                                                        {"vllm:spec_decode_num_accepted_tokens_total", &gauges.num_accepted_tokens},
                                                         {"vllm:generation_tokens_total", &gauges.num_generation_tokens},
                                                         {"prl:max_num_seqs", &gauges.max_num_seqs},
                                                         {"prl:max_model_len", &gauges.max_model_len}};

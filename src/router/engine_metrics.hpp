@@ -23,6 +23,7 @@ struct EngineGauges {
   double num_prefix_queries = 0;  ///< prompt tokens looked up
   double num_prefix_hits = 0;
   double num_generation_tokens = 0;
+  double num_draft_tokens = 0, num_accepted_tokens = 0;  ///< of speculative decoding
   double max_num_seqs = 0;
   double num_cache_tokens = 0;  ///< of the whole key-value cache
   double max_model_len = 0;

@@ -49,6 +49,17 @@ void write_step_tokens(std::string& out, const engine::EngineStats& stats, std::
   out += fmt::format("{}_sum{{{}}} {}\n{}_count{{{}}} {}\n", kName, labels, stats.num_step_tokens, kName, labels, total);
 }
 
+/// What speculative decoding does.
+void write_drafts(std::string& out, const engine::EngineStats& stats, std::string_view labels) {
+  const auto one = [&](std::string_view name, std::string_view help, std::int64_t value) {
+    write_head(out, name, "counter", help);
+    out += fmt::format("{}{{{}}} {}\n", name, labels, value);
+  };
+  one("vllm:spec_decode_num_drafts_total", "Times that a sequence had draft tokens in a step.", stats.num_drafts);
+  one("vllm:spec_decode_num_draft_tokens_total", "Draft tokens of these.", stats.num_draft_tokens);
+  one("vllm:spec_decode_num_accepted_tokens_total", "Draft tokens that were drawn.", stats.num_accepted_tokens);
+}
+
 /// What kv_cache_offload does.
 void write_host_blocks(std::string& out, const engine::EngineStats& stats, std::string_view labels) {
   const auto one = [&](std::string_view name, std::string_view type, std::string_view help, std::int64_t value) {
@@ -164,6 +175,7 @@ std::string ServerMetrics::render(const engine::EngineStats& stats, std::string_
   one("vllm:prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache.",
       number(stats.num_prefix_queries_tokens));
   one("vllm:prefix_cache_hits_total", "counter", "Prompt tokens found in the prefix cache.", number(stats.num_prefix_hit_tokens));
+  if (stats.max_draft_tokens > 0) write_drafts(out, stats, labels);
   if (stats.num_host_blocks_total > 0) write_host_blocks(out, stats, labels);
   write_head(out, "vllm:request_success_total", "counter", "Finished requests by reason.");
   for (const auto& [reason, count] :

@@ -590,6 +590,17 @@ TEST_F(ServerTest, InfoAndMetrics) {
         "vllm:time_to_first_token_seconds_bucket{", "vllm:e2e_request_latency_seconds_count{", "finished_reason=\"stop\"} 1"})
     EXPECT_NE(page.find(name), std::string::npos) << name;
   EXPECT_NE(page.find("vllm:time_to_first_token_seconds_count{engine=\"0\",model_name=\"tiny\"} 1"), std::string::npos) << page;
+  EXPECT_EQ(page.find("spec_decode"), std::string::npos) << "it is off";
+  engine::EngineStats drafts;
+  drafts.max_draft_tokens = 4;
+  drafts.num_drafts = 3;
+  drafts.num_draft_tokens = 10;
+  drafts.num_accepted_tokens = 7;
+  backend_->set_stats(drafts);
+  const std::string later = get("/metrics").body;
+  EXPECT_NE(later.find("vllm:spec_decode_num_drafts_total{engine=\"0\",model_name=\"tiny\"} 3"), std::string::npos) << later;
+  EXPECT_NE(later.find("vllm:spec_decode_num_draft_tokens_total{engine=\"0\",model_name=\"tiny\"} 10"), std::string::npos);
+  EXPECT_NE(later.find("vllm:spec_decode_num_accepted_tokens_total{engine=\"0\",model_name=\"tiny\"} 7"), std::string::npos);
   backend_->set_alive(false);
   EXPECT_EQ(get("/health").status, 503);
   EXPECT_EQ(get("/liveness").body, R"({"status":"engine_unresponsive"})");

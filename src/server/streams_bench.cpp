@@ -36,8 +36,10 @@ class WaitingDevice final : public engine::ModelRunner {
     if (output.rows.size() < plan.rows.size()) output.rows.resize(plan.rows.size());
     for (engine::StepOutput::Row& row : output.rows) {
       row.error.clear();
-      row.sample.token = 5;
-      row.sample.logprob = -1.0f;
+      row.samples.resize(1);
+      row.samples[0].token = 5;
+      row.samples[0].logprob = -1.0f;
+      row.num_good = 1;
     }
   }
   bool works_beside_host() const override { return is_beside_host_; }

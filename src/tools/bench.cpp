@@ -90,7 +90,17 @@ std::vector<BenchRow> bench_engine(const BenchOptions& options, nn::WeightsPtr w
     BenchRow row;
     row.work = std::move(work);
     for (int i = 0; i <= options.num_repeats; ++i) {
+      const engine::EngineStats before = engine->stats();
       const double rate = measure(*engine, count);
+      const engine::EngineStats after = engine->stats();
+      const auto per_token = [&](std::int64_t num) {
+        return static_cast<double>(num) /
+               static_cast<double>(std::max<std::int64_t>(1, after.num_generation_tokens - before.num_generation_tokens));
+      };
+      row.drafted = per_token(after.num_draft_tokens - before.num_draft_tokens);
+      row.accepted = per_token(after.num_accepted_tokens - before.num_accepted_tokens);
+      if (row.drafted > 0)
+        log::info("bench {}: of {:.2f} draft tokens for each token {:.2f} came true", row.work, row.drafted, row.accepted);
       if (i > 0) row.tokens_per_s.push_back(rate);
       log::info("bench {} repeat {}: {:.1f} tokens/s", row.work, i, rate);
     }
@@ -108,7 +118,9 @@ std::vector<BenchRow> bench_engine(const BenchOptions& options, nn::WeightsPtr w
       std::vector<double> shares;
       repeat(work, count, true, [&](engine::Engine& e, std::int64_t n) {
         const double read = bandwidth.bytes_per_second();
-        const double rate = time_decode(e, n, options, rng);
+        Rng same(options.seed, 1);
+        const bool is_again = options.draft_tokens > 0 && !options.has_fresh_texts;
+        const double rate = time_decode(e, n, options, is_again ? same : rng);
         shares.push_back(rate / static_cast<double>(n) * decode_step_bytes(options, n) / read);
         log::info("bench {}: {:.0f}% of the {:.1f} GB/s that memory gave just before", work, 100 * shares.back(), read / 1e9);
         return rate;
@@ -356,6 +368,8 @@ std::string to_json(const BenchOptions& options, const std::vector<BenchRow>& ro
                                        {"dtype", options.dtype == DType::kBF16 ? "bfloat16" : "float32"},
                                        {"tokens_per_s", boost::json::value_from(row.tokens_per_s)},
                                        {"share", row.share},
+                                       {"drafted", row.drafted},
+                                       {"accepted", row.accepted},
                                        {"seconds", std::move(seconds)},
                                        {"peak_bytes", row.peak_bytes}});
   }

@@ -24,6 +24,8 @@ struct BenchOptions {
   int checkpoint_every = 0;                                 ///< recompute every n-th layer; 0 none
   std::int64_t train_lora_rank = 0;                         ///< train an adapter of all matrices of attention and MLP; 0: all weights
   int num_repeats = 2;                                      ///< measured, after one to warm up
+  std::int64_t draft_tokens = 0;                            ///< of speculative decoding, for decode; 0: off
+  bool has_fresh_texts = false;                             ///< with drafts: new ones in each repeat, of few different tokens
   bool decode = true, prefill = false, train = true, sync = false;
   std::uint64_t seed = 42;
   std::vector<std::string> adapters = {};  ///< that sequences name in turn, for engines that have them; empty: none
@@ -33,7 +35,8 @@ struct BenchOptions {
 struct BenchRow {
   std::string work;  ///< "decode_many", "decode_one", "prefill", "train", "sync"; with "_tp2" those of two devices that share the layers
   std::vector<double> tokens_per_s;
-  double share = 0;  ///< decode: of the memory-bandwidth bound; train: MFU; against the peak measured now
+  double drafted = 0, accepted = 0;  ///< decode: draft tokens for each token, and those of them that came true
+  double share = 0;                  ///< decode: of the memory-bandwidth bound; train: MFU; against the peak measured now
   /// Of the last repeat: parts of a training step or of a weight update. Of one more: means over the steps of an engine (layers, head,
   /// draw, and how long the device waited for the host).
   std::vector<std::pair<std::string, double>> seconds;
@@ -45,8 +48,8 @@ struct BenchRow {
 nn::ModelConfig named_shape(std::string_view name);
 bool is_named_shape(std::string_view name) noexcept;
 std::vector<BenchRow> run_bench(const BenchOptions& options);
-/// {"device", "cpu", "threads", "sizes", "rows": [{work, dtype, tokens_per_s: [...], share, seconds: {...}, peak_bytes}]}, the layout of
-/// bench/peer.py.
+/// {"device", "cpu", "threads", "sizes", "rows": [{work, dtype, tokens_per_s: [...], share, drafted, accepted, seconds: {...},
+/// peak_bytes}]}, the layout of bench/peer.py.
 std::string to_json(const BenchOptions& options, const std::vector<BenchRow>& rows);
 
 }  // namespace prl::tools

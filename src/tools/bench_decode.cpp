@@ -26,6 +26,8 @@ void generate(engine::Engine& engine, std::int64_t num_sequences, const BenchOpt
       request.prompt_ids.push_back(static_cast<std::int32_t>(rng.next_below(static_cast<std::uint64_t>(options.model.vocab_size))));
     request.sampling.max_tokens = static_cast<std::int32_t>(options.completion_tokens);
     request.sampling.ignore_eos = true;
+    if (options.draft_tokens > 0) request.sampling.seed = rng.next_below(std::uint64_t{1} << 40);
+    if (options.has_fresh_texts) request.sampling.top_k = 3;
     const std::string adapter = options.adapters.empty() ? "" : options.adapters[static_cast<std::size_t>(i) % options.adapters.size()];
     const auto sink = [&](const engine::StepEvent& event) {
       std::lock_guard lock(mutex);
@@ -65,6 +67,8 @@ std::unique_ptr<engine::Engine> make_engine(const BenchOptions& options, nn::Wei
   engine_options.num_threads = options.num_threads;
   engine_options.enable_prefix_caching = false;
   if (!options.adapters.empty()) engine_options.adapters = std::make_shared<engine::AdapterSet>(std::ssize(options.adapters));
+  engine_options.drafts.num_tokens = options.draft_tokens;
+  if (options.has_fresh_texts) engine_options.drafts.min_ngram = 1;
   engine_options.times = std::move(times);
   return std::make_unique<engine::Engine>(options.runtime, engine_options, std::move(weights));
 }

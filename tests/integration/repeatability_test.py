@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Lock-step runs: the same seed gives the same bits, a stopped and resumed run continues them, and mismatch_kl is exactly 0."""
+import re
 import signal
 
 import harness
@@ -60,6 +61,12 @@ def test_settings_of_speed_and_memory_change_no_bit():
         check("more KV blocks in host memory" in log, f"host memory is not in use: {log[:1000]}")
         check(state(offloaded, 10) == wanted, "blocks from host memory change the bits")
         check_no_mismatch(offloaded, 10)
+        guessing = run(folder, "guessing", "--inference.speculative.num-tokens", 4, "--inference.speculative.min-ngram", 1)
+        log = (guessing / "logs/latest/inference.log").read_text() + (guessing / "logs/latest/rl.log").read_text()
+        drafts = re.search(r"(\d+) of (\d+) draft tokens came true", log)
+        check(drafts and int(drafts[1]) > 0, f"nothing was guessed: {log[-1000:]}")
+        check(state(guessing, 10) == wanted, "speculative decoding changes the bits")
+        check_no_mismatch(guessing, 10)
         check(state(run(folder, "uncached", "--no-inference.enable-prefix-caching", "--inference.max-num-seqs", 1), 10) == wanted,
               "the prefix cache or the batch changes the bits")
         check(state(run(folder, "recomputed", "--trainer.model.ac"), 10) == wanted, "activation checkpointing changes the bits")

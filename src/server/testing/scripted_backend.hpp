@@ -67,6 +67,10 @@ class ScriptedBackend : public Backend {
     end_now_[id.value] = {wire::FinishReason::kStop, std::move(stop_string)};
     changed_.notify_all();
   }
+  void set_stats(const engine::EngineStats& stats) {
+    std::lock_guard lock(mutex_);
+    stats_ = stats;
+  }
   engine::EngineStats stats() const override {
     std::lock_guard lock(mutex_);
     engine::EngineStats stats = stats_;

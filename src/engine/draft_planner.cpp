@@ -1,0 +1,79 @@
+#include "engine/draft_planner.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/memory.hpp"
+
+namespace prl::engine {
+namespace {
+
+/// No draft is worth its row below this chance: the rate of the latest guesses is not known well enough.
+constexpr double kLeastChance = 0.25;
+
+}  // namespace
+
+DraftPlanner::DraftPlanner(const DraftPlanOptions& options, std::int64_t max_num_seqs, BlockPool& pool)
+    : options_(options), most_rows_(most_drawn_rows(max_num_seqs, options.num_tokens)), pool_(pool), source_(options) {}
+
+double DraftPlanner::least_chance(std::int64_t num_tokens) const noexcept {
+  const auto rows = static_cast<double>(num_tokens);
+  return std::max(kLeastChance, rows / (rows + options_.base_rows));
+}
+
+bool DraftPlanner::wants_to_plan(const StepPlan& begun) const {
+  if (!source_.is_on()) return false;
+  const double chance = least_chance(begun.num_tokens);
+  double gain = 0;
+  for (const PlanRow& row : begun.rows) {
+    const Sequence& sequence = *row.sequence;
+    if (sequence.state == SequenceState::kFinished) continue;
+    // One token is being drawn, and another will be behind the drafts.
+    const std::int64_t limit = sequence.request->max_new_tokens - sequence.num_output_tokens() - 2;
+    gain += sequence.draft.hit_rate * source_.expected_gain(sequence.draft, source_.num_useful(sequence.draft, limit, chance, 1));
+  }
+  return gain > 0 && gain >= options_.least_gain * static_cast<double>(begun.rows.size());
+}
+
+void DraftPlanner::plan(StepPlan& plan, std::int64_t budget, std::int64_t num_running) {
+  if (!source_.is_on()) return;
+  const auto num_rows = static_cast<std::int64_t>(plan.rows.size());
+  budget = std::min(budget, most_rows_ - num_rows);
+  const double chance = least_chance(plan.num_tokens);
+  double gain = 0;
+  for (PlanRow& row : plan.rows) {
+    if (budget <= 0) break;
+    Sequence& sequence = *row.sequence;
+    if (!row.is_sampled) continue;
+    const std::int64_t limit = std::min(budget, sequence.request->max_new_tokens - sequence.num_output_tokens() - 1);
+    row.num_drafts = source_.num_useful(sequence.draft, limit, chance);
+    gain += source_.expected_gain(sequence.draft, row.num_drafts);
+    budget -= row.num_drafts;
+  }
+  const bool is_worth_it = gain > 0 && gain >= options_.least_gain * static_cast<double>(num_rows);
+  for (PlanRow& row : plan.rows) {
+    const std::int64_t count = std::exchange(row.num_drafts, 0);
+    if (count == 0 || !is_worth_it) continue;
+    Sequence& sequence = *row.sequence;
+    const std::int64_t end = row.first_token + row.num_tokens + count;
+    // Each sequence may need a block in the next step.
+    const std::int64_t num_wanted = pool_.num_blocks_for(end) - static_cast<std::int64_t>(sequence.blocks.size());
+    if (num_wanted > 0 && (pool_.num_free() - num_wanted < num_running || !pool_.try_take(num_wanted, sequence.blocks))) continue;
+    source_.propose(sequence.draft, count, row.drafts);
+    row.num_drafts = count;
+    row.num_tokens += count;
+    plan.num_tokens += count;
+  }
+}
+
+void DraftPlanner::append(Sequence& sequence, std::int64_t num_tokens) {
+  const ResolvedRequest& request = *sequence.request;
+  if (!source_.is_on() || !request.may_draft) return;
+  const std::span<const std::int32_t> tokens = sequence.tokens;
+  if (sequence.draft.group == nullptr && sequence.num_output_tokens() == num_tokens)
+    source_.open(sequence.draft,
+                 {tokens.first(static_cast<std::size_t>(sequence.num_prompt_tokens)), request.adapter_key().id, request.cache_salt});
+  for (const std::int32_t token : tokens.last(static_cast<std::size_t>(num_tokens))) source_.append(sequence.draft, token);
+}
+
+}  // namespace prl::engine

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+
+#include "engine/draft_source.hpp"
+#include "engine/kv/block_pool.hpp"
+#include "engine/step_plan.hpp"
+
+namespace prl::engine {
+
+struct DraftPlanOptions : DraftOptions {
+  /// Tokens that drafts must be expected to save, for each sequence of a step: below it the step has none. Where a step without drafts is
+  /// enqueued before the one ahead of it is over, those with drafts, which are not, must make up for that.
+  double least_gain = 0;
+  /// What a step costs whatever its rows are, in rows. A draft must come true with the chance at which its row costs what it saves.
+  double base_rows = 16;
+};
+
+/// Decides which rows of a step have drafts, for Scheduler. One thread.
+class DraftPlanner {
+ public:
+  DraftPlanner(const DraftPlanOptions& options, std::int64_t max_num_seqs, BlockPool& pool);
+
+  /// Adds drafts to rows that draw: within `budget`, and taking no block that one of the `num_running` sequences may need next.
+  void plan(StepPlan& plan, std::int64_t budget, std::int64_t num_running);
+  /// Of the sequences that a step goes on with, whether some had better have drafts in the next one.
+  [[nodiscard]] bool wants_to_plan(const StepPlan& begun) const;
+  /// The sequence's last `num_tokens` tokens are new.
+  void append(Sequence& sequence, std::int64_t num_tokens);
+  void close(Sequence& sequence) { source_.close(sequence.draft); }
+
+ private:
+  /// That a draft must have in a step of so many tokens without it.
+  [[nodiscard]] double least_chance(std::int64_t num_tokens) const noexcept;
+
+  DraftPlanOptions options_;
+  std::int64_t most_rows_;  ///< that a step draws
+  BlockPool& pool_;
+  DraftSource source_;
+};
+
+}  // namespace prl::engine
