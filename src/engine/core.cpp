@@ -199,6 +199,7 @@ bool EngineCore::step() {
     StepPlan& plan = steps_.next_plan();
     scheduler_.plan(plan);
     if (plan.rows.empty()) {
+      last_settled_.reset();
       waits_for_rules_ = plan.has_held && !has_failed_rule_;
       if (plan.has_held) {
         send_news();
@@ -282,7 +283,8 @@ void EngineCore::settle() {
   steps_.retire_oldest();
   num_failures_in_a_row_ = 0;
   count_step(counters_, step.plan);
-  scheduler_.commit(step.plan);
+  const auto now = std::chrono::steady_clock::now(), last = std::exchange(last_settled_, now).value_or(now);
+  scheduler_.commit(step.plan, last == now ? std::nullopt : std::optional(std::chrono::duration<double>(now - last).count()));
   bool is_wanted_now = !runner_->works_beside_host();
   for (std::size_t i = 0; i < step.plan.rows.size(); ++i) is_wanted_now |= accept(step.plan.rows[i], step.output.rows[i]);
   if (is_wanted_now || !scheduler_.has_work()) send_news();

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -101,6 +103,8 @@ class EngineCore {
   TenantSet tenants_;
   std::unique_ptr<ModelRunner> runner_;
   StepsUnderWay steps_;
+  std::optional<std::chrono::steady_clock::time_point>
+      last_settled_;  ///< when the step before ended; none if there was nothing to do since
   std::vector<News> news_;
   std::unordered_map<RequestId, std::unique_ptr<CoreRequest>> requests_;
   std::vector<std::unique_ptr<CoreRequest>> leaving_;  ///< ended, and perhaps named by a step in flight

@@ -32,7 +32,12 @@ bool DraftPlanner::wants_to_plan(const StepPlan& begun) const {
     const std::int64_t limit = sequence.request->max_new_tokens - sequence.num_output_tokens() - 2;
     gain += sequence.draft.hit_rate * source_.expected_gain(sequence.draft, source_.num_useful(sequence.draft, limit, chance, 1));
   }
-  return gain > 0 && gain >= options_.least_gain * static_cast<double>(begun.rows.size());
+  return is_worth_it(gain, begun.rows.size());
+}
+
+bool DraftPlanner::is_worth_it(double gain, std::size_t num_sequences) const noexcept {
+  const double least = options_.least_gain > 0 ? std::max(options_.least_gain, cost_.least_gain()) : 0;
+  return gain > 0 && gain >= least * static_cast<double>(num_sequences);
 }
 
 void DraftPlanner::plan(StepPlan& plan, std::int64_t budget, std::int64_t num_running) {
@@ -50,10 +55,10 @@ void DraftPlanner::plan(StepPlan& plan, std::int64_t budget, std::int64_t num_ru
     gain += source_.expected_gain(sequence.draft, row.num_drafts);
     budget -= row.num_drafts;
   }
-  const bool is_worth_it = gain > 0 && gain >= options_.least_gain * static_cast<double>(num_rows);
+  const bool has_drafts = is_worth_it(gain, plan.rows.size());
   for (PlanRow& row : plan.rows) {
     const std::int64_t count = std::exchange(row.num_drafts, 0);
-    if (count == 0 || !is_worth_it) continue;
+    if (count == 0 || !has_drafts) continue;
     Sequence& sequence = *row.sequence;
     const std::int64_t end = row.first_token + row.num_tokens + count;
     // Each sequence may need a block in the next step.

@@ -305,7 +305,8 @@ void Scheduler::publish_blocks(Sequence& sequence, std::int64_t num_tokens) {
   }
 }
 
-void Scheduler::commit(const StepPlan& plan) {
+void Scheduler::commit(const StepPlan& plan, std::optional<double> seconds) {
+  if (seconds) drafts_.add_time(plan, *seconds);
   for (const PlanRow& row : plan.rows) {
     if (row.sequence->state == SequenceState::kFinished) continue;
     row.sequence->num_tokens_computed = row.known_end();

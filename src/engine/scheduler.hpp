@@ -66,8 +66,8 @@ class Scheduler {
   /// carried out: then wait and call plan(). A sequence that `begun` turns out to end must be removed.
   void plan_ahead(const StepPlan& begun, StepPlan& plan);
   /// The plan was carried out: its tokens are in the cache, but for its drafts. In the order of plans, before the tokens that it drew are
-  /// appended.
-  void commit(const StepPlan& plan);
+  /// appended. `seconds`: from the end of the step before it on, if that was right before it.
+  void commit(const StepPlan& plan, std::optional<double> seconds = {});
   /// The sequence's last `num_tokens` tokens, one at least, are what the row drew: as many drafts less one came true.
   void accept(const PlanRow& row, std::int64_t num_tokens);
   /// New weights: invalidates the prefix cache. Running sequences keep their blocks but publish no more of them.
