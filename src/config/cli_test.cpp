@@ -159,7 +159,8 @@ TEST_F(CliFiles, ASavedConfigurationCanBeVaried) {
 }
 
 TEST_F(CliFiles, DryRunOfWhatIsNotBuiltWritesAndThenFails) {
-  const auto rl = load_line<RlConfig>("rl --model.name ./m --inference --trainer.model.fp8 --dry-run --output-dir " + folder_.string());
+  const auto rl = load_line<RlConfig>("rl --model.name ./m --inference --trainer.model.quantization.type mxfp8 --dry-run --output-dir " +
+                                      folder_.string());
   EXPECT_THROW(finish_early(Command::kRl, rl), Error);
   EXPECT_TRUE(std::filesystem::exists(folder_ / "configs/rl.json"));
 }

@@ -107,6 +107,7 @@ struct LoraConfig {
   }
 };
 
+/// Weights of 8 bits (ops/eight_bit.hpp); activations stay in the compute dtype.
 struct Fp8Quantization {
   static constexpr std::string_view kType = "fp8";
   bool enable_grouped_gemm = true;
@@ -114,12 +115,14 @@ struct Fp8Quantization {
   template <class V>
   void visit(V& v) {
     v.field("enable_grouped_gemm", enable_grouped_gemm, "Also quantise the products of experts");
-    v.field("ignore_patterns", ignore_patterns, "Modules that stay as they are, as regular expressions");
+    v.field("ignore_patterns", ignore_patterns, "Modules that stay as they are, as regular expressions",
+            {.status = not_built("a choice of modules; routers, the embedding and the head stay as they are")});
   }
 };
 
 struct MxFp8Quantization {
   static constexpr std::string_view kType = "mxfp8";
+  static constexpr Status kStatus = not_built("products of 8-bit activations", "use fp8, whose weights are of 8 bits");
   std::string recipe = "mxfp8_rceil";
   bool enable_grouped_gemm = true;
   bool enable_a2a = true;
@@ -243,7 +246,7 @@ struct TrainerModelConfig {
             {.status = inert("products of experts are grouped where the device has a kernel for that")});
     v.field("moe_fused_kernel", moe_fused_kernel, "Fuse gate, experts and sum", {.status = not_built("a fused kernel of experts")});
     v.field("freeze_moe_router", freeze_moe_router, "Do not train the routers of a mixture of experts");
-    v.field("quantization", quantization, "Products in 8 bits", {.status = not_built("8-bit training")});
+    v.field("quantization", quantization, "fp8: multiply with weights of 8 bits, a factor for each row, in training and sampling alike");
     v.field("index_cache", index_cache, "Share sparse attention indices between layers", {.status = not_built("sparse attention")});
     v.field("vlm", vlm, "Vision language model", {.status = not_built("vision language models")});
     v.field("conversion_dir", conversion_dir, "Cache of converted weights",

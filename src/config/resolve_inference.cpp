@@ -58,7 +58,13 @@ void check_routing(const RoutingConfig& routing, const std::string& prefix, cons
       check.warn(prefix + key, fmt::format("has no effect: {}policy is {}, and it is of cache_aware", prefix, enum_name(routing.policy)));
 }
 
+void check_quantization(const InferenceModelConfig& model, const Check& check) {
+  if (model.quantization && *model.quantization != "fp8")
+    check.not_built("model.quantization", fmt::format("weights quantised as \"{}\"; use fp8", *model.quantization));
+}
+
 void check_inference(InferenceConfig& config, const Check& check) {
+  check_quantization(config.model, check);
   if (const auto* router = config.router ? std::get_if<VllmRouterConfig>(&*config.router) : nullptr)
     check_routing(*router, "router.", check);
   check_model_name(config.model.name, "model.name", check);

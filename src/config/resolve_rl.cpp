@@ -471,6 +471,14 @@ void check_models(RlConfig& config, const Check& check) {
     const std::string served = config.inference->model.served_name.value_or(config.inference->model.name);
     if (served != student) complain("inference.model.name", served);
   }
+  if (config.inference) {
+    std::optional<std::string>& served = config.inference->model.quantization;
+    const bool is_trained = config.trainer.model.quantization.has_value();
+    if (is_trained && !check.is_set("inference.model.quantization")) served = "fp8";
+    if (served.has_value() != is_trained)
+      check.problem("inference.model.quantization",
+                    "must be as trainer.model.quantization: engines and the trainer multiply with the same weights");
+  }
   if (config.trainer.model.name != student) complain("trainer.model.name", config.trainer.model.name);
   if (config.orchestrator.run)
     check.problem("orchestrator.run",

@@ -420,7 +420,8 @@ TEST(ResolveRl, WhatIsNotBuiltIsNamedWithItsKey) {
   expect("--trainer.max-concurrent-runs 2 --trainer.model.lora", "several runs in one launch");
   expect("--trainer.model.tp 2", "tensor parallelism");
   expect("--model.vlm", "vision");
-  expect("--trainer.model.fp8", "8-bit");
+  expect("--trainer.model.quantization.type mxfp8", "8-bit");
+  expect("--trainer.model.fp8 --trainer.model.reshard-after-forward", "8-bit weights whose layers");
   expect("--trainer.model.full-offload", "on the host");
   expect("--inference.vllm.swap_space 4", "a setting of vLLM");
   EXPECT_EQ(load_line<RlConfig>(kRlLine + "--inference.vllm.swap_space 4").not_built.front().key, "inference.vllm.swap_space");
@@ -506,7 +507,7 @@ TEST(ResolveRl, WandbModeIsHeard) {
 }
 
 TEST(ResolveRl, TheErrorOfMissingFeaturesListsEachOnce) {
-  const auto rl = load_line<RlConfig>(kRlLine + "--model.vlm --trainer.model.fp8");
+  const auto rl = load_line<RlConfig>(kRlLine + "--model.vlm --trainer.model.quantization.type mxfp8");
   try {
     require_built(rl.not_built);
     FAIL();
@@ -514,8 +515,20 @@ TEST(ResolveRl, TheErrorOfMissingFeaturesListsEachOnce) {
     EXPECT_EQ(error.code(), ErrorCode::kNotImplemented);
     const std::string text = error.what();
     EXPECT_EQ(text.find("vision language models"), text.rfind("vision language models"));
-    EXPECT_THAT(text, HasSubstr("trainer.model.quantization [flag --trainer.model.fp8]: 8-bit"));
+    EXPECT_THAT(text, HasSubstr("products of 8-bit activations"));
   }
+}
+
+TEST(ResolveRl, EnginesHaveTheTrainersWeightsOfEightBits) {
+  const auto rl = load_line<RlConfig>(kRlLine + "--trainer.model.fp8");
+  EXPECT_THAT(rl.not_built, IsEmpty());
+  EXPECT_TRUE(std::holds_alternative<Fp8Quantization>(rl.config.trainer.model.quantization.value()));
+  EXPECT_EQ(rl.config.inference->model.quantization, "fp8");
+  EXPECT_THAT(error_of<RlConfig>(kRlLine + "--inference.model.quantization fp8"), HasSubstr("trainer.model.quantization"));
+  EXPECT_TRUE(is_not_built(load_line<InferenceConfig>("inference --model.name m --quantization awq").not_built, "quantised as \"awq\""));
+  EXPECT_EQ(load_line<SftConfig>("sft --model.name m --data.name d.jsonl --model.fp8 --eval.env.0.id reverse-text")
+                .config.inference->model.quantization,
+            "fp8");
 }
 
 TEST(ResolveTrainer, LocalTransportsNeedOneProcess) {

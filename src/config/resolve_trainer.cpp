@@ -117,7 +117,20 @@ void choose_copies(TrainerModelConfig& model, const std::string& prefix, int num
   model.dp_replicate = copies;
 }
 
+namespace {
+
+void check_quantization(const TrainerModelConfig& model, const Check& check) {
+  if (!model.quantization) return;
+  if (const auto* fp8 = std::get_if<Fp8Quantization>(&*model.quantization); fp8 != nullptr && !fp8->enable_grouped_gemm)
+    check.not_built("model.quantization.enable_grouped_gemm", "8-bit weights without those of experts");
+  if (model.reshard_after_forward || model.ep.number.value_or(1) != 1)
+    check.not_built("model.quantization", "8-bit weights whose layers or experts are divided among ranks");
+}
+
+}  // namespace
+
 void check_trainer_model(TrainerModelConfig& model, const OptimConfig& optim, const Check& check) {
+  check_quantization(model, check);
   if (model.ac_offloading && !model.ac) model.ac.emplace();
   check_model_name(model.name, "model.name", check);
   check_offload(model, optim, check);

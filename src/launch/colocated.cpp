@@ -78,11 +78,14 @@ void show_progress(RlProgress& progress, monitor::Monitor& orchestrator, monitor
       [&progress](std::int64_t step, const monitor::Metrics& metrics) { progress.add_trainer(step, metrics, RlProgress::Clock::now()); }));
 }
 
-void log_end(const trainer::TrainRunResult& trained, const orchestrator::OrchestratorReport& report, const ProofLog& proofs,
-             const RlProgress& progress) {
+void log_end(const trainer::RlRunOptions& run, const trainer::TrainRunResult& trained, const orchestrator::OrchestratorReport& report,
+             const ProofLog& proofs, const RlProgress& progress) {
   log::success("rl {}: {} steps, {} episodes, largest staleness {}, {} weight updates proven, probe_diff={} mismatch_kl={:.3e}",
                trained.was_stopped ? "stopped" : "finished", trained.last_step, report.episodes.num_started, report.max_staleness,
                proofs.num_updates, proofs.max_probe_difference, progress.mean_mismatch_kl());
+  if (trained.was_stopped && trained.last_checkpoint)
+    log::success("checkpoint of step {} in {}; continue with --ckpt.resume-step -1", *trained.last_checkpoint,
+                 run.checkpoint->checkpoints.string());
 }
 
 /// The console gets one line per trained step and what needs attention; the rest is in the roles' own logs.
@@ -202,11 +205,8 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   host.engine().shutdown();
   if (const auto error = failure.take()) throw *error;
   if (!trained.was_stopped) bench.write();
-  log_end(trained, report, policy_source->proofs(), progress);
+  log_end(run, trained, report, policy_source->proofs(), progress);
   if (plan) plan->log_peak(runtime->peak_bytes() + engine_runtime->peak_bytes(), "trainer and engine");
-  if (trained.was_stopped && trained.last_checkpoint)
-    log::success("checkpoint of step {} in {}; continue with --ckpt.resume-step -1", *trained.last_checkpoint,
-                 run.checkpoint->checkpoints.string());
   return 0;
 }
 

@@ -12,8 +12,9 @@ namespace {
 bool is_layer(const GradSection& section) { return section.layer >= 0; }
 
 /// share_linear() for one who alone holds the result.
-std::shared_ptr<ops::LinearWeight> make_refillable(ops::OpContext& ctx, const Tensor& w, ConstTensorView bias) {
-  return std::const_pointer_cast<ops::LinearWeight>(ops::share_linear(ctx, w, bias, true));
+std::shared_ptr<ops::LinearWeight> make_refillable(ops::OpContext& ctx, const Tensor& w, ConstTensorView bias,
+                                                   ops::WeightUse use = ops::WeightUse::kMatrix) {
+  return std::const_pointer_cast<ops::LinearWeight>(ops::share_linear(ctx, w, bias, true, use));
 }
 
 /// The matrices of a section, which is a layer or a part of it, in the order of the table.
@@ -71,7 +72,7 @@ void LayeredWeights::make_experts(const TensorTable& table) {
     std::vector<Matrix>& matrices = experts_.emplace_back();
     for (const BlockSpec* spec : matrices_of(table, {.layer = section.layer, .range = own})) {
       const Tensor of_matrix = values.slice(spec->offset - own.begin, spec->shape.num_elements()).reshaped(spec->shape);
-      matrices.push_back({spec->kind, spec->expert, make_refillable(ctx_, of_matrix, {})});
+      matrices.push_back({spec->kind, spec->expert, make_refillable(ctx_, of_matrix, {}, use_of(*spec))});
       weights_->blocks[table.find(spec->kind, spec->layer, spec->expert)].packed = matrices.back().weight;
     }
     own_experts_.push_back({std::move(section), own, values});
@@ -134,7 +135,7 @@ void LayeredWeights::make_places() {
       for (const BlockSpec* spec : matrices_of(table, section)) {
         const Tensor values =
             values_in_place(layer).slice(spec->offset - section.range.begin, spec->shape.num_elements()).reshaped(spec->shape);
-        kind->matrices.push_back({spec->kind, spec->expert, make_refillable(ctx_, values, bias(spec->kind, layer))});
+        kind->matrices.push_back({spec->kind, spec->expert, make_refillable(ctx_, values, bias(spec->kind, layer), use_of(*spec))});
       }
     }
     kind->layers.push_back(layer);

@@ -147,6 +147,9 @@ struct ModelConfig {
   bool norm_topk_prob = false;                  ///< the active experts' probabilities are divided by their sum
   // Experts are chosen by sigmoids of their own and a bias (GLM-4.5, DeepSeek-V3) in place of one softmax over all.
   bool has_score_router = false;
+  /// The matrices of layers are multiplied with as those of 8 bits that are nearest to their values (ops/eight_bit.hpp); routers, the
+  /// embedding and the head as they are. A choice of the run: no config.json says it.
+  bool has_eight_bit_weights = false;
   std::int64_t num_expert_groups = 1, num_active_groups = 1;  ///< a token's experts are of the groups that have the best
   double routed_scale = 1.0;                                  ///< multiplies the weights of a token's experts
   /// Layers behind the last one that files may hold (multi-token prediction): they are no part of the model here, and are not kept.
@@ -198,6 +201,7 @@ struct ConfigOverrides {
   /// that it does not have stay the file's, its original_max_position_embeddings is also that of the top level. max_position_embeddings
   /// becomes `factor` times the original length where that is more.
   std::string rope_scaling = {};
+  bool has_eight_bit_weights = false;  ///< of ModelConfig
 };
 
 /// Reads <folder>/config.json. Error{kNotFound|kCorrupt|kNotImplemented} names the key and what was found: an unknown

@@ -313,6 +313,16 @@ std::optional<Block> lora_b_of(Slot slot) noexcept {
 bool is_lora(Block block) noexcept { return block >= Block::kQkvLoraA; }
 bool is_lora_a(Block block) noexcept { return block >= Block::kQkvLoraA && block <= Block::kKvUpLoraA; }
 
+namespace {
+
+/// The products of attention and MLPs, those of experts too, which are most of a model and of its time; not routers and small gates.
+bool is_layer_product(Block block) {
+  return block == Block::kQkv || block == Block::kO || block == Block::kGateUp || block == Block::kDown || block == Block::kQueryUp ||
+         block == Block::kKvUp;
+}
+
+}  // namespace
+
 TensorTablePtr make_tensor_table(const ModelConfig& config, Shard shard) {
   std::vector<TensorSpec> specs;
   const auto add = [&](Place place, std::int64_t layer, std::int64_t expert = -1) {
@@ -327,7 +337,8 @@ TensorTablePtr make_tensor_table(const ModelConfig& config, Shard shard) {
                       .num_parts = row.slot == Slot::kRouterBias ? kNumExactParts : 1,
                       .num_taps = row.slot == Slot::kLinearConv ? config.linear.num_taps : 0,
                       .num_stored_rows = stored_rows_of_vector(config, row.slot),
-                      .is_shared = row.is_shared};
+                      .is_shared = row.is_shared,
+                      .is_eight_bit = config.has_eight_bit_weights && is_layer_product(row.block)};
       if (row.is_shared) {
         const std::int64_t rows = spec.shape[0] / shard.size;
         spec.first_stored_row = shard.rank * rows;
@@ -446,6 +457,7 @@ void TensorTable::make_blocks(bool ties_head) {
     BlockSpec* last = blocks_.empty() ? nullptr : &blocks_.back();
     if (last == nullptr || last->kind != spec.block || last->layer != spec.layer || last->expert != spec.expert) {
       blocks_.push_back({spec.block, spec.layer, spec.expert, spec.shape, spec.trainable, i, 1});
+      blocks_.back().is_eight_bit = spec.is_eight_bit;
       continue;
     }
     PRL_CHECK(last->trainable == spec.trainable && with_rows(last->shape, spec.shape[0]) == spec.shape,

@@ -90,8 +90,10 @@ inline std::string to_string(const ActivationCheckpointing& c) {
 /// Sizes of a model for tests. The vocabulary of a wide one passes ops::kVocabChunk and no width of it is a power of two; the widths of
 /// an even one are those that a GPU's fused kernels like.
 enum class ModelSize { kSmall, kWide, kEven };
+inline constexpr std::string_view kEight = "_eight";  ///< behind the name of a family: with weights of 8 bits
 /// "mistral_window" and its like: with windows of so few keys that most tests' sequences are longer.
-inline InitModelOptions small_options(const std::string& family, ModelSize size = ModelSize::kSmall) {
+inline InitModelOptions small_options(std::string family, ModelSize size = ModelSize::kSmall) {
+  if (family.ends_with(kEight)) family.resize(family.size() - kEight.size());
   constexpr std::string_view kWindow = "_window";
   const bool is_wide = size == ModelSize::kWide, has_window = family.ends_with(kWindow);
   InitModelOptions o;
@@ -126,6 +128,12 @@ inline InitModelOptions small_options(const std::string& family, ModelSize size 
   return o;
 }
 
+inline ModelConfig small_config(const std::string& family, const InitModelOptions& options) {
+  ModelConfig config = make_model_config(options);
+  config.has_eight_bit_weights = family.ends_with(kEight);
+  return config;
+}
+
 inline std::vector<float> random_floats(Rng& rng, std::int64_t count, float scale) {
   std::vector<float> out(static_cast<std::size_t>(count));
   for (float& value : out) value = scale * static_cast<float>(rng.next_normal());
@@ -137,7 +145,7 @@ struct SmallModel {
   explicit SmallModel(const std::string& family, bool tied = true, int num_threads = 2, bool is_wide = false) : session(num_threads) {
     InitModelOptions o = small_options(family, is_wide ? ModelSize::kWide : ModelSize::kSmall);
     o.tie_word_embeddings = tied;
-    config = make_model_config(o);
+    config = small_config(family, o);
     parameters = std::make_unique<Parameters>(session.context().runtime, config);
     parameters->init_random(11, is_wide ? 0.06f : 0.15f);
     Rng rng(5);

@@ -17,7 +17,10 @@ std::shared_ptr<Weights> start_weights(ops::OpContext& ctx, const ModelConfig& c
 
 inline ConstTensorView view_of_bias(const Tensor& bias) { return bias.defined() ? ConstTensorView(bias.view()) : ConstTensorView{}; }
 
-inline ops::WeightUse use_of(const BlockSpec& block) { return is_lora(block.kind) ? ops::WeightUse::kAdapter : ops::WeightUse::kMatrix; }
+inline ops::WeightUse use_of(const BlockSpec& block) {
+  if (block.is_eight_bit) return ops::WeightUse::kEightBit;
+  return is_lora(block.kind) ? ops::WeightUse::kAdapter : ops::WeightUse::kMatrix;
+}
 
 /// 1 + x, fp32.
 inline Tensor plus_one(ops::OpContext& ctx, const Tensor& x) {

@@ -302,7 +302,7 @@ class StoredReader {
     return out;
   }
   ops::LinearWeightPtr matrix(const BlockSpec& block, ConstTensorView bias) const {
-    return ops::share_linear(ctx_, table(block), bias, with_backward_);
+    return ops::share_linear(ctx_, table(block), bias, with_backward_, use_of(block));
   }
 
  private:

@@ -37,6 +37,10 @@ using LinearWeightPtr = std::shared_ptr<const LinearWeight>;
 enum class WeightUse : std::uint8_t {
   kMatrix,
   kAdapter,  ///< A or B of an adapter, of which one side is its rank: for add_lora and lora_backward
+  /// Its values are those of 8 bits (eight_bit.hpp) nearest to the given ones in the compute dtype, each output row with the factor that
+  /// its greatest magnitude asks for. A device may keep the codes alone; where share_linear() shares memory, the tensor becomes those
+  /// values.
+  kEightBit,
 };
 
 /// Packs w_NK [N, K] (kF32 or kBF16, contiguous), rounded to `compute`, and bias_N [N] fp32 (data == nullptr for none).
@@ -45,7 +49,7 @@ LinearWeightPtr pack_linear(OpContext& ctx, ConstTensorView w_NK, ConstTensorVie
                             WeightUse use = WeightUse::kMatrix);
 
 /// The same for a tensor that is in the compute dtype already; the result may share its memory instead of copying it, so that it must not
-/// be written from then on.
+/// be written from then on. With kEightBit it is written once, here.
 LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView bias_N, bool with_backward,
                              WeightUse use = WeightUse::kMatrix);
 

@@ -19,7 +19,7 @@ nn::ModelConfig model_config(const PolicyOptions& options) {
     PRL_CHECK(options.random_init, "a shape has no weights to load");
     return *options.shape;
   }
-  nn::ModelConfig config = nn::load_model_config(options.model);
+  nn::ModelConfig config = nn::load_model_config(options.model, {.has_eight_bit_weights = options.has_eight_bit_weights});
   if (options.num_layers) {
     if (!options.random_init)
       fail(ErrorCode::kInvalidArgument, "[model] debug.num_layers cuts the model, so it needs debug.random_init = true");
@@ -220,7 +220,7 @@ void Policy::save(const std::filesystem::path& folder, const nn::Companions& com
   else if (gathered_.defined())
     nn::save_model_folder(config(), nn::flat_sources(*parameters_.table(), gathered_), folder, options_.compute, companions,
                           max_shard_bytes);
-  else if (parameters_.holds_all())
+  else if (parameters_.holds_all() && !config().has_eight_bit_weights)  // else what is computed with is saved, not the masters
     nn::save_pretrained(parameters_, folder, options_.compute, companions, max_shard_bytes);
   else
     nn::save_merged(weights(), folder, options_.compute, companions, max_shard_bytes);

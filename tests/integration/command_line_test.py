@@ -100,7 +100,7 @@ def test_what_is_not_built_says_so():
     cases = {
         ("rl", "--model.name", model, "--inference", "--deployment.type", "single_node", "--deployment.num-train-gpus", 2, "--trainer.model.cp", 2,
          "--trainer.model.cp-style", "ring"): "model.cp_style",
-        ("inference", "--model.name", model, "--model.quantization", "fp8"): "model.quantization",
+        ("inference", "--model.name", model, "--model.quantization", "awq"): "model.quantization",
     }
     with harness.workspace("unbuilt") as folder:
         for arguments, word in cases.items():

@@ -96,6 +96,23 @@ def test_bfloat16_is_exact_too():
         check(state(first, 10) == state(run(folder, "second", "--compute.dtype", "bfloat16"), 10), "two runs of one seed differ")
 
 
+def test_weights_of_eight_bits_are_exact_too():
+    with harness.workspace("eight") as folder:
+        eight = ("--trainer.model.quantization.type", "fp8")
+        for dtype in ("float32", "bfloat16"):
+            first = run(folder, f"first-{dtype}", *eight, "--compute.dtype", dtype)
+            check_no_mismatch(first, 10)
+            wanted = state(first, 10)
+            check(state(run(folder, f"plain-{dtype}", "--compute.dtype", dtype), 10) != wanted, "weights of 8 bits change nothing")
+            port = ("--deployment.type", "single_node", "--inference.server.port", harness.free_port())
+            check(state(run(folder, f"processes-{dtype}", *eight, *port, "--compute.dtype", dtype), 10) == wanted, "a process per role differs")
+        whole = run(folder, "whole", *eight, "--ckpt.interval", 5)
+        run(folder, "parts", *eight, max_steps=5)
+        check(state(run(folder, "parts", *eight, "--ckpt.resume-step", 5), 10) == state(whole, 10), "a resumed run differs")
+        _, error = prl("rl", "@", folder / "whole.toml", "--inference.model.quantization", "fp8", "--output-dir", folder / "one", expect=1)
+        check("trainer.model.quantization" in error, error)
+
+
 def test_a_resumed_run_continues_the_same_bits():
     with harness.workspace("resume") as folder:
         whole = run(folder, "whole", "--ckpt.interval", 5)
@@ -165,6 +182,6 @@ def test_sft_resumes_with_the_same_bits():
 
 
 harness.main(test_the_same_seed_gives_the_same_bits, test_settings_of_speed_and_memory_change_no_bit, test_several_turns_are_exact,
-             test_bfloat16_is_exact_too, test_a_resumed_run_continues_the_same_bits,
+             test_bfloat16_is_exact_too, test_weights_of_eight_bits_are_exact_too, test_a_resumed_run_continues_the_same_bits,
              test_an_interrupted_run_continues_the_same_bits, test_a_run_killed_again_and_again_continues_the_same_bits,
              test_sft_resumes_with_the_same_bits)

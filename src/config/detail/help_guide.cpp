@@ -58,6 +58,34 @@ constexpr std::string_view kMakeDataKeys[] = {"output", "env.id", "env.args", "n
 constexpr std::string_view kChatKeys[] = {
     "model.name", "client.base_url", "prompt", "system_prompt", "sampling.temperature", "sampling.max_completion_tokens", "compute.device"};
 
+/// What is of one suite alone is left to --help all.
+constexpr std::string_view kBenchKeys[] = {"suite",
+                                           "model",
+                                           "shape",
+                                           "num_layers",
+                                           "quantization",
+                                           "num_sequences",
+                                           "tp",
+                                           "prompt_tokens",
+                                           "completion_tokens",
+                                           "train_tokens",
+                                           "sequence_tokens",
+                                           "checkpoint_every",
+                                           "num_repeats",
+                                           "speculative_tokens",
+                                           "speculative_fresh",
+                                           "peer",
+                                           "num_rollouts",
+                                           "max_concurrent",
+                                           "num_adapters",
+                                           "lora_rank",
+                                           "train_lora_rank",
+                                           "output_json",
+                                           "overwrite",
+                                           "compute.device",
+                                           "compute.dtype",
+                                           "compute.num_threads"};
+
 constexpr std::string_view kPlanKeys[] = {
     "model",         "work",       "card",          "num_devices",       "num_infer_devices", "gpus_per_node",     "seq_len",
     "num_rows",      "batch_size", "prompt_tokens", "completion_tokens", "checkpoint_every",  "optim_cpu_offload", "assume_bandwidth",
@@ -87,7 +115,7 @@ constexpr HelpGuide kGuides[] = {
     {Command::kResults, "prl results outputs --sort lowest_first", {}},
     {Command::kInitModel, "prl init-model models/tiny", {}},
     {Command::kConvert, "prl convert model.gguf models/converted", {}},
-    {Command::kBench, "prl bench decode --shape smollm2-135m", {}},
+    {Command::kBench, "prl bench decode --shape smollm2-135m", kBenchKeys},
     {Command::kPlan, "prl plan qwen3-8b --card h200 --num-devices 8 --seq-len 8192", kPlanKeys, kPlanNotes},
     {Command::kDoctor, "prl doctor", {}},
     {Command::kEnv, "prl env install reverse-text-py==0.1.0", {}},

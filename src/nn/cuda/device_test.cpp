@@ -15,6 +15,7 @@ using testing_support::all_checkpointings;
 using testing_support::ModelSize;
 using testing_support::Packed;
 using testing_support::random_packed;
+using testing_support::small_config;
 using testing_support::small_options;
 using testing_support::step_results;
 using testing_support::to_string;
@@ -47,7 +48,7 @@ void PrintTo(const Case& c, std::ostream* out) {
 }
 class CudaDecoderTest : public ::testing::TestWithParam<Case> {
  protected:
-  ModelConfig config_ = make_model_config(small_options(GetParam().family, GetParam().size));
+  ModelConfig config_ = small_config(GetParam().family, small_options(GetParam().family, GetParam().size));
   float std_dev_ = GetParam().size == ModelSize::kSmall ? 0.15f : 0.06f;
   Packed packed_ = random_packed(config_.vocab_size, {1, 150, 7, 64, 65, 33}, 3);
 };
@@ -74,11 +75,11 @@ TEST_P(CudaDecoderTest, TrainsLikeTheCpu) {
     worst = std::max(worst, e);
   }
   const bool is_f32 = compute == DType::kF32;
-  // In bf16 some tokens have other experts on the other side: behind linear attention, where roundings add up over a row, and where
-  // sigmoids of a few random scores lie close to each other.
-  const bool has_others = config_.num_experts > 0 && (!config_.linear.layers.empty() || config_.has_score_router);
+  // In bf16 some tokens have other experts on the other side: those whose scores lie close to each other, and many behind linear attention,
+  // where roundings add up over a row.
+  const bool has_others = config_.num_experts > 0;
   const double least_cosine = is_f32 ? 0.99999 : has_others ? 0.85 : 0.995;
-  EXPECT_LT(error, is_f32 ? 1e-5 : 0.03);
+  EXPECT_LT(error, is_f32 ? 1e-5 : has_others ? 0.06 : 0.03);
   EXPECT_LT(worst, is_f32 ? 2e-4 : has_others ? 2.0 : 0.5);
   for (std::size_t p = 0; p < cpu.parameters->named().size(); ++p) {
     const std::vector<float> a = cpu.grad(p), b = gpu.grad(p);
@@ -89,7 +90,7 @@ TEST_P(CudaDecoderTest, TrainsLikeTheCpu) {
       bb += static_cast<double>(b[k]) * b[k];
     }
     if (aa == 0 && bb == 0) {  // what no gradient reaches
-      EXPECT_TRUE(config_.has_score_router && cpu.parameters->named()[p].name.ends_with("bias")) << cpu.parameters->named()[p].name;
+      EXPECT_TRUE(has_others && cpu.parameters->named()[p].name.ends_with("bias")) << cpu.parameters->named()[p].name;
       continue;
     }
     // bf16: each side rounds on its own way; a k bias has a gradient of noise alone, and few numbers show what more would level out.
@@ -98,7 +99,7 @@ TEST_P(CudaDecoderTest, TrainsLikeTheCpu) {
     EXPECT_NEAR(std::sqrt(bb / aa), 1.0,
                 is_f32       ? 1e-4
                 : is_noise   ? (has_others ? 0.6 : 0.3)
-                : has_others ? 0.1
+                : has_others ? 0.2
                              : 0.03)
         << cpu.parameters->named()[p].name;
   }
@@ -229,7 +230,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"afmoe_window", DType::kBF16, ModelSize::kEven}, Case{"deepseek_v3", DType::kBF16, ModelSize::kSmall},
                       Case{"deepseek_v3", DType::kF32, ModelSize::kSmall}, Case{"deepseek_v3", DType::kBF16, ModelSize::kEven},
                       Case{"gemma3_text_window", DType::kBF16, ModelSize::kSmall}, Case{"gemma3_text", DType::kF32, ModelSize::kSmall},
-                      Case{"gemma3_text_window", DType::kBF16, ModelSize::kEven}));
+                      Case{"gemma3_text_window", DType::kBF16, ModelSize::kEven}, Case{"qwen3_eight", DType::kBF16, ModelSize::kEven},
+                      Case{"qwen3_eight", DType::kF32, ModelSize::kSmall}, Case{"qwen3_moe_eight", DType::kBF16, ModelSize::kSmall}));
 
 }  // namespace
 }  // namespace prl::nn

@@ -204,6 +204,9 @@ struct Kernels {
   const GemmKernels* gemm_bf16 = nullptr;
   /// For matrices of which one side is short (adapters): panels that waste less of it. nullptr: gemm_bf16 does them too.
   const GemmKernels* gemm_bf16_narrow = nullptr;
+  /// B of 8 bits (eight_bit.hpp): their bits are those of the two above with B rounded so. Panels are not transposed.
+  const GemmKernels* gemm_f32_eight = nullptr;
+  const GemmKernels* gemm_bf16_eight = nullptr;
 
   std::size_t (*attention_scratch_bytes)(std::int64_t num_rows, int head_dim) = nullptr;
   void (*attention)(const AttentionTask&) = nullptr;
@@ -290,6 +293,8 @@ const Kernels& kernels_avx512();
 const GemmKernels& gemm_bf16_avx512bf16();
 const GemmKernels& gemm_bf16_narrow_avx512bf16();
 const GemmKernels& gemm_bf16_amx();
+const GemmKernels& gemm_bf16_eight_avx512bf16();
+const GemmKernels& gemm_bf16_eight_amx();
 /// Kernels::attention_backward with tile products for bf16; fp32 as AVX-512 does it.
 std::size_t attention_backward_scratch_bytes_amx(std::int64_t length, int group, int head_dim);
 void attention_backward_amx(const AttentionBackwardTask&);

@@ -1,5 +1,6 @@
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #define PRL_PAIRS amx
 #include "ops/cpu/impl/bf16_pairs.hpp"
@@ -14,6 +15,8 @@ namespace {
 
 constexpr int kRowTile = 16;
 constexpr std::int64_t kTileElements = 16 * 32;
+/// Four tiles of C that hang over the edge.
+constexpr std::size_t kTileScratch = 4 * 256 * sizeof(float);
 
 std::size_t sliver_bytes(std::int64_t depth) { return static_cast<std::size_t>(round_up(depth) * kRowTile) * sizeof(BFloat16); }
 
@@ -73,6 +76,8 @@ struct OutTile {
 /// end lies the next one.
 constexpr std::int64_t kAheadBytes = 4096;
 
+constexpr std::int64_t kAheadCodes = 2048;
+
 /// One or two slivers by one panel, `steps` tiles of depth. Ahead: B comes from memory.
 template <bool Two, bool Ahead>
 void panel_product(std::int64_t steps, const BFloat16* a0, const BFloat16* a1, const BFloat16* b, const OutTile (&out)[4], bool add_to_c) {
@@ -119,6 +124,8 @@ void panel_product(std::int64_t steps, const BFloat16* a0, const BFloat16* a1, c
   for (int i = 0; i < (Two ? 4 : 2); ++i) out[i].put_back();
 }
 
+/// kEight: panels of codes, widened into scratch, once for all slivers of the call.
+template <bool kEight>
 void block(const GemmBlock& g) {
   _tile_loadconfig(&kConfig);
   const std::int64_t depth = round_up(g.depth), total = num_slivers(g.num_rows, kRowTile),
@@ -126,12 +133,19 @@ void block(const GemmBlock& g) {
   const bool reads_once = total == 1;
   float* scratch = reinterpret_cast<float*>(g.scratch);
   const auto begin = [&](std::int64_t s) { return sliver_begin(s, g.num_rows, total); };
+  auto* const wide = reinterpret_cast<BFloat16*>(g.scratch + kTileScratch);
+  const auto widen_at = [&](std::int64_t p, std::int64_t j) {
+    if constexpr (kEight) {
+      const auto widen = reads_once ? widen_panel<kAheadCodes> : widen_panel<>;
+      widen(wide, g.b + j / kColTile * g.panel_stride, p, smaller(kDepthBlock, depth - p));
+    }
+  };
   const auto product_at = [&](std::int64_t p, std::int64_t s, std::int64_t j) {
     const std::int64_t steps = smaller(kDepthBlock, depth - p) / kDepthTile, cols = g.num_cols - j;
     const bool two = s + 1 < g.first_sliver + g.num_slivers;
     const BFloat16* a0 = reinterpret_cast<const BFloat16*>(g.a + static_cast<std::size_t>(s) * sliver_bytes(g.depth)) + p * kRowTile;
     const BFloat16* a1 = a0 + sliver_bytes(g.depth) / sizeof(BFloat16);
-    const BFloat16* b = reinterpret_cast<const BFloat16*>(g.b + j / kColTile * g.panel_stride) + p * kColTile;
+    const BFloat16* b = kEight ? wide : reinterpret_cast<const BFloat16*>(g.b + j / kColTile * g.panel_stride) + p * kColTile;
     float* c0 = g.c + (begin(s) - first_row) * g.c_stride;
     float* c1 = two ? g.c + (begin(s + 1) - first_row) * g.c_stride : c0;
     const std::int64_t rows0 = begin(s + 1) - begin(s), rows1 = two ? begin(s + 2) - begin(s + 1) : 0;
@@ -139,13 +153,24 @@ void block(const GemmBlock& g) {
                             {c0 + j + 16, g.c_stride, rows0, cols - 16, scratch + 256},
                             {c1 + j, g.c_stride, rows1, cols, scratch + 512},
                             {c1 + j + 16, g.c_stride, rows1, cols - 16, scratch + 768}};
-    const auto product = two ? panel_product<true, false> : reads_once ? panel_product<false, true> : panel_product<false, false>;
+    const auto product = two                     ? panel_product<true, false>
+                         : reads_once && !kEight ? panel_product<false, true>
+                                                 : panel_product<false, false>;
     product(steps, a0, a1, b, out, g.accumulate || p > 0);
   };
   if (reads_once) {
     // B goes by in the order in which it lies in memory.
     for (std::int64_t j = 0; j < g.num_cols; j += kColTile)
-      for (std::int64_t p = 0; p < depth; p += kDepthBlock) product_at(p, 0, j);
+      for (std::int64_t p = 0; p < depth; p += kDepthBlock) {
+        widen_at(p, j);
+        product_at(p, 0, j);
+      }
+  } else if (kEight) {
+    for (std::int64_t p = 0; p < depth; p += kDepthBlock)
+      for (std::int64_t j = 0; j < g.num_cols; j += kColTile) {
+        widen_at(p, j);
+        for (std::int64_t s = g.first_sliver; s < g.first_sliver + g.num_slivers; s += 2) product_at(p, s, j);
+      }
   } else {
     for (std::int64_t p = 0; p < depth; p += kDepthBlock)
       for (std::int64_t s = g.first_sliver; s < g.first_sliver + g.num_slivers; s += 2)
@@ -158,14 +183,27 @@ constexpr GemmKernels kGemm = {
     .row_tile = kRowTile,
     .col_tile = kColTile,
     .depth_multiple = kDepthTile,
-    .scratch_bytes = 4 * 256 * sizeof(float),
+    .scratch_bytes = kTileScratch,
     .dtype = DType::kBF16,
     .sliver_bytes = sliver_bytes,
     .panel_bytes = panel_bytes<>,
     .pack_sliver = pack_sliver,
     .pack_panel = pack_panel<>,
     .unpack_column = unpack_column<>,
-    .block = block,
+    .block = block<false>,
+};
+constexpr GemmKernels kGemmEight = {
+    .row_tile = kRowTile,
+    .col_tile = kColTile,
+    .depth_multiple = kDepthTile,
+    .scratch_bytes = kTileScratch + kDepthBlock * kColTile * sizeof(BFloat16),
+    .dtype = DType::kBF16,
+    .sliver_bytes = sliver_bytes,
+    .panel_bytes = panel_bytes_eight,
+    .pack_sliver = pack_sliver,
+    .pack_panel = pack_panel_eight,
+    .unpack_column = unpack_column_eight,
+    .block = block<true>,
 };
 
 }  // namespace
@@ -174,5 +212,6 @@ constexpr GemmKernels kGemm = {
 namespace prl::ops::cpu {
 
 const GemmKernels& gemm_bf16_amx() { return amx::kGemm; }
+const GemmKernels& gemm_bf16_eight_amx() { return amx::kGemmEight; }
 
 }  // namespace prl::ops::cpu

@@ -2,7 +2,9 @@
 #include <cstdint>
 #include <utility>
 
+#include "base/error.hpp"
 #include "ops/attention.hpp"
+#include "ops/cpu/eight_panels.hpp"
 #include "ops/cpu/kernels.hpp"
 #include "ops/cpu/simd/avx512.hpp"
 

@@ -52,29 +52,38 @@ GemmLeft rows_of(const ConstTensorView& x) {
 
 const GemmKernels& gemm_for(const OpContext& ctx, DType dtype, WeightUse use) {
   const Kernels& k = kernels(ctx);
+  if (use == WeightUse::kEightBit) return dtype == DType::kBF16 ? *k.gemm_bf16_eight : *k.gemm_f32_eight;
   if (dtype != DType::kBF16) return *k.gemm_f32;
   return use == WeightUse::kAdapter && k.gemm_bf16_narrow != nullptr ? *k.gemm_bf16_narrow : *k.gemm_bf16;
 }
 
 PackedWeight::PackedWeight(OpContext& ctx, ConstTensorView w, ConstTensorView bias, DType compute, bool with_backward, WeightUse use)
-    : gemm(&gemm_for(ctx, compute, use)) {
+    : gemm(&gemm_for(ctx, compute, use)), backward_gemm(use == WeightUse::kEightBit ? &gemm_for(ctx, compute) : gemm) {
   num_outputs_ = w.shape.num_rows();
   num_inputs_ = w.shape.num_cols();
   dtype_ = compute;
   has_bias_ = bias.data != nullptr;
   has_backward_ = with_backward;
-  const auto panels = [&](std::int64_t cols, std::int64_t depth) {
-    return Tensor::empty(ctx.runtime, {static_cast<std::int64_t>(panels_bytes(*gemm, cols, depth))}, DType::kU8);
+  const auto panels = [&](const GemmKernels& k, std::int64_t cols, std::int64_t depth) {
+    return Tensor::empty(ctx.runtime, {static_cast<std::int64_t>(panels_bytes(k, cols, depth))}, DType::kU8);
   };
-  forward_panels = panels(num_outputs_, num_inputs_);
-  if (with_backward) backward_panels = panels(num_inputs_, num_outputs_);
+  forward_panels = panels(*gemm, num_outputs_, num_inputs_);
+  if (with_backward) backward_panels = panels(*backward_gemm, num_inputs_, num_outputs_);
   if (has_bias_) bias_N = Tensor::empty(ctx.runtime, {num_outputs_}, DType::kF32);
   pack(ctx, w, bias);
 }
 
 void PackedWeight::pack(OpContext& ctx, ConstTensorView w, ConstTensorView bias) {
   pack_panels(ctx, *gemm, forward_panels.as<char>(), w.data, w.dtype, num_inputs_, num_outputs_, num_inputs_, false);
-  if (has_backward_) pack_panels(ctx, *gemm, backward_panels.as<char>(), w.data, w.dtype, num_inputs_, num_inputs_, num_outputs_, true);
+  if (has_backward_ && backward_gemm == gemm) {
+    pack_panels(ctx, *gemm, backward_panels.as<char>(), w.data, w.dtype, num_inputs_, num_inputs_, num_outputs_, true);
+  } else if (has_backward_) {
+    const Tensor values = Tensor::empty(ctx.runtime, {num_outputs_, num_inputs_}, DType::kF32);
+    parallel_rows(ctx, num_outputs_, num_inputs_, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t n = begin; n < end; ++n) unpack_row(n, values.as<float>() + n * num_inputs_);
+    });
+    pack_panels(ctx, *backward_gemm, backward_panels.as<char>(), values.data(), DType::kF32, num_inputs_, num_inputs_, num_outputs_, true);
+  }
   if (has_bias_) ctx.runtime->copy_within(bias_N.data(), bias.data, bias_N.num_bytes());
 }
 
@@ -97,7 +106,8 @@ void PackedWeight::unpack_row(std::int64_t n, float* out_K) const {
 
 const PackedWeight& packed(const OpContext& ctx, const LinearWeight& w) {
   const auto* p = dynamic_cast<const PackedWeight*>(&w);
-  PRL_CHECK(p != nullptr && (p->gemm == &gemm_for(ctx, w.dtype()) || p->gemm == &gemm_for(ctx, w.dtype(), WeightUse::kAdapter)),
+  const auto is_of = [&](WeightUse use) { return p->gemm == &gemm_for(ctx, w.dtype(), use); };
+  PRL_CHECK(p != nullptr && (is_of(WeightUse::kMatrix) || is_of(WeightUse::kAdapter) || is_of(WeightUse::kEightBit)),
             "a weight packed for another device or CPU kind");
   return *p;
 }
@@ -109,8 +119,9 @@ GemmRight forward_operand(const PackedWeight& w, std::int64_t first_output, std:
 }
 
 GemmRight backward_operand(const PackedWeight& w, std::int64_t first_output) {
-  PRL_DCHECK(first_output % w.gemm->depth_multiple == 0);
-  return {w.backward_panels.as<char>() + w.gemm->panel_bytes(first_output), static_cast<std::int64_t>(w.gemm->panel_bytes(w.num_outputs())),
+  const GemmKernels& k = *w.backward_gemm;
+  PRL_DCHECK(first_output % k.depth_multiple == 0);
+  return {w.backward_panels.as<char>() + k.panel_bytes(first_output), static_cast<std::int64_t>(k.panel_bytes(w.num_outputs())),
           w.num_inputs()};
 }
 
@@ -144,7 +155,7 @@ void linear(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearW
 
 void linear_backward_input(OpContext& ctx, TensorView dx_TK, ConstTensorView dy_TN, const LinearWeight& weight, bool accumulate) {
   const PackedWeight& w = packed(ctx, weight);
-  product(ctx, *w.gemm, dx_TK, rows_of(dy_TN), backward_operand(w, 0), nullptr, accumulate);
+  product(ctx, *w.backward_gemm, dx_TK, rows_of(dy_TN), backward_operand(w, 0), nullptr, accumulate);
 }
 
 namespace {

@@ -18,6 +18,7 @@ class PackedWeight final : public LinearWeight {
   void refill(OpContext& ctx, const Tensor& w_NK, ConstTensorView bias_N) override;
 
   const GemmKernels* gemm;
+  const GemmKernels* backward_gemm;  ///< of panels of the compute dtype
   Tensor forward_panels, backward_panels, bias_N;
 
  private:

@@ -20,9 +20,11 @@ Kernels kernels_of(CpuKind kind) {
   if (kind == CpuKind::kAvx512Bf16) {
     k.gemm_bf16 = &gemm_bf16_avx512bf16();
     k.gemm_bf16_narrow = &gemm_bf16_narrow_avx512bf16();
+    k.gemm_bf16_eight = &gemm_bf16_eight_avx512bf16();
   }
   if (kind == CpuKind::kAmx) {
     k.gemm_bf16 = &gemm_bf16_amx();
+    k.gemm_bf16_eight = &gemm_bf16_eight_amx();
     k.attention_backward = attention_backward_amx;
     k.attention_backward_scratch_bytes = attention_backward_scratch_bytes_amx;
   }

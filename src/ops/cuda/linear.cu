@@ -6,6 +6,7 @@
 #include "ops/cuda/linear_weight.hpp"
 #include "ops/cuda/map.cuh"
 #include "ops/cuda/sums.hpp"
+#include "ops/eight_bit.hpp"
 
 namespace prl::ops::cuda {
 namespace {
@@ -45,14 +46,42 @@ void add_bias(OpContext& ctx, TensorView y, const float* sums, const float* bias
   }
 }
 
+/// Threads of the block that rounds a row.
+constexpr int kRoundThreads = 256;
+template <typename T>
+__global__ void __launch_bounds__(kRoundThreads) round_to_eight_bits_kernel(T* w, std::int64_t cols) {
+  __shared__ float greatest_of_warp[kRoundThreads / 32];
+  T* const row = w + static_cast<std::int64_t>(blockIdx.x) * cols;
+  float greatest = 0.0f;
+  for (std::int64_t c = threadIdx.x; c < cols; c += kRoundThreads) greatest = fmaxf(greatest, fabsf(to_float(row[c])));
+  for (int step = 16; step > 0; step /= 2) greatest = fmaxf(greatest, __shfl_xor_sync(0xffffffffu, greatest, step));
+  if (threadIdx.x % 32 == 0) greatest_of_warp[threadIdx.x / 32] = greatest;
+  __syncthreads();
+  for (const float other : greatest_of_warp) greatest = fmaxf(greatest, other);
+  const int n = eight_bit_exponent(greatest);
+  for (std::int64_t c = threadIdx.x; c < cols; c += kRoundThreads) row[c] = from_float<T>(eight_bit_rounded(to_float(row[c]), n));
+}
+
+/// In place, row by row.
+void round_to_eight_bits(OpContext& ctx, const Tensor& w_NK) {
+  with_type(w_NK.dtype(), [&](auto t) {
+    using T = decltype(t);
+    round_to_eight_bits_kernel<T>
+        <<<static_cast<unsigned>(w_NK.shape().num_rows()), kRoundThreads, 0, stream_of(ctx)>>>(w_NK.as<T>(), w_NK.shape().num_cols());
+  });
+  PRL_CUDA_CHECK(cudaGetLastError());
+}
+
 }  // namespace
 
-DenseWeight::DenseWeight(OpContext& ctx, Tensor w, ConstTensorView bias, bool with_backward) : w_NK(std::move(w)) {
+DenseWeight::DenseWeight(OpContext& ctx, Tensor w, ConstTensorView bias, bool with_backward, WeightUse use)
+    : w_NK(std::move(w)), is_eight_bit_(use == WeightUse::kEightBit) {
   num_outputs_ = w_NK.shape().num_rows();
   num_inputs_ = w_NK.shape().num_cols();
   dtype_ = w_NK.dtype();
   has_bias_ = bias.data != nullptr;
   has_backward_ = with_backward;
+  if (is_eight_bit_) round_to_eight_bits(ctx, w_NK);
   if (!has_bias_) return;
   bias_N = Tensor::empty(ctx.runtime, {num_outputs_}, DType::kF32);
   ctx.runtime->copy_within(bias_N.data(), bias.data, bias_N.num_bytes());
@@ -61,6 +90,7 @@ DenseWeight::DenseWeight(OpContext& ctx, Tensor w, ConstTensorView bias, bool wi
 void DenseWeight::refill(OpContext& ctx, const Tensor& w, ConstTensorView bias) {
   PRL_CHECK(w.data() == w_NK.data() && w.shape() == w_NK.shape() && has_bias_ == (bias.data != nullptr),
             "a weight of shape [{}, {}] is refilled by another", num_outputs_, num_inputs_);
+  if (is_eight_bit_) round_to_eight_bits(ctx, w_NK);
   if (has_bias_) ctx.runtime->copy_within(bias_N.data(), bias.data, bias_N.num_bytes());
 }
 
@@ -127,17 +157,17 @@ Product linear_product(const DenseWeight& w, TensorView y_TN, ConstTensorView x_
 }
 
 LinearWeightPtr pack_linear(OpContext& ctx, ConstTensorView w_NK, ConstTensorView bias_N, DType compute, bool with_backward,
-                            WeightUse /*use*/) {
+                            WeightUse use) {
   const Tensor w = Tensor::empty(ctx.runtime, {w_NK.shape.num_rows(), w_NK.shape.num_cols()}, compute);
   if (w_NK.dtype == compute)
     ctx.runtime->copy_within(w.data(), w_NK.data, w.num_bytes());
   else
     cuda::cast(ctx, w, w_NK);
-  return std::make_shared<DenseWeight>(ctx, w, bias_N, with_backward);
+  return std::make_shared<DenseWeight>(ctx, w, bias_N, with_backward, use);
 }
 
-LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView bias_N, bool with_backward, WeightUse /*use*/) {
-  return std::make_shared<DenseWeight>(ctx, w_NK, bias_N, with_backward);
+LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView bias_N, bool with_backward, WeightUse use) {
+  return std::make_shared<DenseWeight>(ctx, w_NK, bias_N, with_backward, use);
 }
 
 void linear(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearWeight& weight, const LinearWeight* /*next*/) {

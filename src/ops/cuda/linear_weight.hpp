@@ -12,12 +12,15 @@ namespace prl::ops::cuda {
 class DenseWeight final : public LinearWeight {
  public:
   /// Keeps `w`, which is in the compute dtype.
-  DenseWeight(OpContext& ctx, Tensor w, ConstTensorView bias_N, bool with_backward);
+  DenseWeight(OpContext& ctx, Tensor w, ConstTensorView bias_N, bool with_backward, WeightUse use = WeightUse::kMatrix);
   std::size_t num_bytes() const noexcept override;
   void unpack_row(std::int64_t n, float* out_K) const override;
   void refill(OpContext& ctx, const Tensor& w, ConstTensorView bias) override;
 
   Tensor w_NK, bias_N;
+
+ private:
+  bool is_eight_bit_ = false;  ///< the values in w_NK are such
 };
 /// `w` as this device packed it; a bug if another did.
 const DenseWeight& dense(const OpContext& ctx, const LinearWeight& w);

@@ -3,6 +3,7 @@
 #include "ops/cpu/impl/math.hpp"
 #include "ops/cpu/impl/micro.hpp"
 #include "ops/cpu/impl/gemm.hpp"
+#include "ops/cpu/impl/gemm_eight.hpp"
 #include "ops/cpu/impl/rows.hpp"
 #include "ops/cpu/impl/delta_rule.hpp"
 #include "ops/cpu/impl/attention.hpp"

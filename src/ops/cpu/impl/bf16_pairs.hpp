@@ -1,5 +1,9 @@
 #pragma once
 
+#include <cstring>
+
+#include "base/error.hpp"
+#include "ops/cpu/eight_panels.hpp"
 #include "ops/cpu/kernels.hpp"
 #include "ops/cpu/simd/avx512.hpp"
 
@@ -94,6 +98,55 @@ void unpack_column(float* out, const void* panel, int j, std::int64_t depth) {
 template <int Cols = kColTile>
 std::size_t panel_bytes(std::int64_t depth) {
   return static_cast<std::size_t>(round_up<Cols>(depth) * Cols) * sizeof(BFloat16);
+}
+
+/// Panels of 8-bit codes, in the order of the bf16 ones of 32 columns.
+inline std::size_t panel_bytes_eight(std::int64_t depth) {
+  return static_cast<std::size_t>(kColTile) * (sizeof(float) + static_cast<std::size_t>(round_up(depth)));
+}
+inline const std::uint8_t* codes_of(const void* panel) { return static_cast<const std::uint8_t*>(panel) + kColTile * sizeof(float); }
+inline std::int64_t place_of_code(std::int64_t p, int j) { return p / 2 * (2 * kColTile) + 2 * j + p % 2; }
+inline void pack_panel_eight(void* out, const void* source, DType dtype, std::int64_t stride, int cols, std::int64_t depth,
+                             bool transposed) {
+  PRL_CHECK(!transposed, "panels of 8 bits of a transposed matrix");
+  std::memset(out, 0, panel_bytes_eight(depth));
+  if (dtype == DType::kBF16)
+    pack_codes<BFloat16>(out, static_cast<const BFloat16*>(source), stride, cols, kColTile, depth, place_of_code);
+  else
+    pack_codes<BFloat16>(out, static_cast<const float*>(source), stride, cols, kColTile, depth, place_of_code);
+}
+inline void unpack_column_eight(float* out, const void* panel, int j, std::int64_t depth) {
+  const int n = exponent_of_factor(static_cast<const float*>(panel)[j]);
+  for (std::int64_t p = 0; p < depth; ++p) out[p] = eight_bit_value(codes_of(panel)[place_of_code(p, j)], n);
+}
+/// What is added to the bf16 exponents of both rows of a pair, for the columns of each half of a panel.
+struct PairExponents {
+  __m512i of_half[2];
+  explicit PairExponents(const void* panel) {
+    for (int half = 0; half < 2; ++half) {
+      const __m512i factor = _mm512_loadu_si512(static_cast<const float*>(panel) + 16 * half);
+      const __m512i sum = _mm512_slli_epi32(_mm512_sub_epi32(_mm512_srli_epi32(factor, 23), _mm512_set1_epi32(127)), 7);
+      of_half[half] = _mm512_or_si512(_mm512_and_si512(sum, _mm512_set1_epi32(0xffff)), _mm512_slli_epi32(sum, 16));
+    }
+  }
+};
+/// 32 codes as bf16.
+inline __m512i widen_codes(const std::uint8_t* codes, __m512i exponents) {
+  const __m512i code = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)));  // copies of the sign above
+  const __m512i tiny = _mm512_and_si512(_mm512_slli_epi16(code, 4), _mm512_set1_epi16(static_cast<short>(0x87f0)));
+  return _mm512_mask_add_epi16(tiny, _mm512_test_epi16_mask(tiny, _mm512_set1_epi16(0x07f0)), tiny, exponents);  // zeros stay zeros
+}
+/// `depth` rows of a panel from row p on, as the bf16 panel holds them. Codes that are read once come from memory: kAhead bytes on are
+/// asked for, and past a panel's end lies the next one.
+template <std::int64_t kAhead = 0>
+inline void widen_panel(BFloat16* out, const void* panel, std::int64_t p, std::int64_t depth) {
+  const PairExponents exponents(panel);
+  const std::uint8_t* const codes = codes_of(panel) + p * kColTile;
+  for (std::int64_t i = 0; i < depth * kColTile; i += 64) {
+    if constexpr (kAhead > 0) _mm_prefetch(reinterpret_cast<const char*>(codes) + i + kAhead, _MM_HINT_T0);
+    _mm512_storeu_si512(out + i, widen_codes(codes + i, exponents.of_half[0]));
+    _mm512_storeu_si512(out + i + 32, widen_codes(codes + i + 32, exponents.of_half[1]));
+  }
 }
 
 /// Sixteen rows by 32 of depth of the left operand, row by row; rows from `rows` on are zero.

@@ -20,6 +20,9 @@ struct GemmTile {
                                                  bool add_to_c) {
     Vec acc[H][kColVecs];
     micro<H, kColVecs, 1, H, kAhead<H>>(depth, a, Panels<1, B>{b, 0}, acc);
+    put(acc, c, c_stride, cols, add_to_c);
+  }
+  [[gnu::always_inline]] static inline void put(const Vec (&acc)[H][kColVecs], float* c, std::int64_t c_stride, int cols, bool add_to_c) {
 #pragma GCC unroll 16
     for (int i = 0; i < H; ++i) {
 #pragma GCC unroll 8

@@ -2,6 +2,8 @@
 
 #include <immintrin.h>
 
+#include <cstdint>
+
 #include "tensor/dtype.hpp"
 
 // Eight fp32 lanes. Included only by files compiled for AVX2 and FMA.
@@ -38,6 +40,11 @@ inline __m128i narrow(Vec a) {
   return _mm_packus_epi32(_mm256_castsi256_si128(out), _mm256_extracti128_si256(out, 1));
 }
 inline Vec load(const BFloat16* p) { return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+/// Codes of eight_bit.hpp, times 2^-120.
+inline Vec load_codes(const std::uint8_t* p) {
+  const __m256i code = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));  // copies of the sign above
+  return {_mm256_castsi256_ps(_mm256_and_si256(_mm256_slli_epi32(code, 20), _mm256_set1_epi32(INT32_MIN | 0x07f00000)))};
+}
 inline Vec load_n(const BFloat16* p, int n) {
   alignas(16) BFloat16 t[8] = {};
   for (int i = 0; i < n; ++i) t[i] = p[i];

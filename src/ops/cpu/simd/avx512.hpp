@@ -2,6 +2,8 @@
 
 #include <immintrin.h>
 
+#include <cstdint>
+
 #include "tensor/dtype.hpp"
 
 // Sixteen fp32 lanes. Included only by files compiled for AVX-512 (F, BW, VL, DQ).
@@ -39,6 +41,11 @@ inline __m256i narrow(Vec a) {
 }
 inline Vec load(const BFloat16* p) { return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 inline Vec load_n(const BFloat16* p, int n) { return widen(_mm256_maskz_loadu_epi16(first_lanes(n), p)); }
+/// Codes of eight_bit.hpp, times 2^-120.
+inline Vec load_codes(const std::uint8_t* p) {
+  const __m512i code = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));  // copies of the sign above
+  return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_slli_epi32(code, 20), _mm512_set1_epi32(INT32_MIN | 0x07f00000)))};
+}
 inline void store(BFloat16* p, Vec a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow(a)); }
 inline void store_n(BFloat16* p, Vec a, int n) { _mm256_mask_storeu_epi16(p, first_lanes(n), narrow(a)); }
 

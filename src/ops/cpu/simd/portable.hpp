@@ -42,6 +42,11 @@ inline void store_n(float* p, Vec a, int n) {
     if (i < n) p[i] = a.v[i];
 }
 inline Vec load(const BFloat16* p) { return {Lanes{to_f32(p[0]), to_f32(p[1]), to_f32(p[2]), to_f32(p[3])}}; }
+/// Codes of eight_bit.hpp, times 2^-120.
+inline Vec load_codes(const std::uint8_t* p) {
+  const IntLanes code{p[0], p[1], p[2], p[3]};
+  return {reinterpret_cast<Lanes>((code << 20 & 0x07f00000) | (code << 24 & INT32_MIN))};
+}
 inline Vec load_n(const BFloat16* p, int n) {
   Vec r = zero();
   for (int i = 0; i < 4; ++i)

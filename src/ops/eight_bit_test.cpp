@@ -1,0 +1,162 @@
+#include "ops/eight_bit.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "base/rng.hpp"
+#include "ops/linear.hpp"
+#include "ops/test_support.hpp"
+
+namespace prl::ops {
+namespace {
+
+using namespace testing;
+
+/// Magnitudes of E4M3 without its subnormals and NaN.
+std::vector<float> magnitudes() {
+  std::vector<float> all{0.0f};
+  for (int exponent = -6; exponent <= 8; ++exponent)
+    for (int mantissa = 0; mantissa < 8; ++mantissa)
+      if (exponent < 8 || mantissa < 7) all.push_back(std::ldexp(1.0f + static_cast<float>(mantissa) / 8.0f, exponent));
+  return all;
+}
+
+TEST(EightBit, CodesAreTheNearestNumbersOfE4M3) {
+  const std::vector<float> all = magnitudes();
+  EXPECT_EQ(all.back(), 448.0f);
+  Rng rng(3);
+  for (int trial = 0; trial < 20000; ++trial) {
+    const int n = static_cast<int>(rng.next_below(60)) - 50;
+    const float w = std::ldexp(static_cast<float>(rng.next_normal()), n + static_cast<int>(rng.next_below(18)) - 9);
+    if (std::fabs(w) > std::ldexp(448.0f, n)) continue;
+    const float got = eight_bit_rounded(w, n);
+    double best = std::numeric_limits<double>::infinity();
+    for (const float m : all) best = std::min(best, std::fabs(std::ldexp(static_cast<double>(m), n) - std::fabs(static_cast<double>(w))));
+    ASSERT_EQ(std::fabs(static_cast<double>(got) - w), best) << w << " * 2^" << n;
+    ASSERT_EQ(std::signbit(got), std::signbit(w));
+    ASSERT_EQ(eight_bit_rounded(got, n), got);
+  }
+  EXPECT_EQ(eight_bit_value(0x7e, 0), 448.0f);
+  EXPECT_EQ(eight_bit_value(0x88, 0), -0.015625f);
+  EXPECT_EQ(eight_bit_rounded(17.0f, 0), 16.0f) << "ties go to even";
+  EXPECT_EQ(eight_bit_rounded(1e9f, kMaxEightBitExponent), 57344.0f);
+}
+
+TEST(EightBit, TheExponentIsTheSmallestThatHoldsTheGreatest) {
+  Rng rng(4);
+  for (int trial = 0; trial < 20000; ++trial) {
+    const float greatest = std::fabs(std::ldexp(static_cast<float>(rng.next_normal()), static_cast<int>(rng.next_below(60)) - 50));
+    const int n = eight_bit_exponent(greatest);
+    ASSERT_LE(greatest, std::ldexp(448.0, n)) << greatest;
+    ASSERT_GT(greatest, std::ldexp(448.0, n - 1)) << greatest;
+    // What has been rounded comes to itself again, under its own exponent.
+    const float rounded = eight_bit_rounded(greatest, n), small = eight_bit_rounded(greatest / 300.0f, n);
+    const int again = eight_bit_exponent(rounded);
+    ASSERT_EQ(eight_bit_rounded(rounded, again), rounded);
+    ASSERT_EQ(eight_bit_rounded(small, again), small);
+  }
+  EXPECT_EQ(eight_bit_exponent(448.0f), 0);
+  EXPECT_EQ(eight_bit_exponent(0.0f), kMinEightBitExponent);
+}
+
+/// The values that `w` stands for, once rounded to the dtype.
+Tensor rounded_rows(const Tensor& w, DType compute) {
+  const std::int64_t N = w.shape().num_rows(), K = w.shape().num_cols();
+  const Tensor out = Tensor::empty(make_cpu_runtime(), {N, K}, compute);
+  for (std::int64_t n = 0; n < N; ++n) {
+    const auto value = [&](std::int64_t k) { return compute == DType::kBF16 ? to_f32(to_bf16(get(w, n * K + k))) : get(w, n * K + k); };
+    float greatest = 0;
+    for (std::int64_t k = 0; k < K; ++k) greatest = std::max(greatest, std::fabs(value(k)));
+    const int exponent = eight_bit_exponent(greatest);
+    for (std::int64_t k = 0; k < K; ++k) {
+      const float x = eight_bit_rounded(value(k), exponent);
+      if (compute == DType::kBF16)
+        out.as<BFloat16>()[n * K + k] = to_bf16(x);
+      else
+        out.as<float>()[n * K + k] = x;
+    }
+  }
+  return out;
+}
+
+class EightBitTest : public OpTest {
+ protected:
+  /// On the session's device.
+  static Tensor moved(Session& s, const Tensor& host) {
+    const Tensor out = Tensor::empty(s.ctx.runtime, host.shape(), host.dtype());
+    s.ctx.runtime->copy_from_host(out.data(), host.data(), host.num_bytes());
+    return out;
+  }
+};
+
+TEST_P(EightBitTest, ProductsHaveTheBitsOfRoundedWeights) {
+  Session s(kind(), 2);
+  const std::int64_t kRows = 130;
+  for (const auto& [N, K, has_bias] : {std::tuple{200, 576, true}, {75, 300, false}, {37, 45, true}, {96, 1040, false}}) {
+    SCOPED_TRACE(K);
+    // Rows of magnitudes far apart, and one of zeros.
+    const Tensor host = Tensor::empty(make_cpu_runtime(), {N, K}, DType::kF32);
+    Rng rng(9);
+    for (std::int64_t n = 0; n < N; ++n)
+      for (std::int64_t k = 0; k < K; ++k)
+        host.as<float>()[n * K + k] = n == 3 ? 0.0f : std::ldexp(static_cast<float>(rng.next_normal()), static_cast<int>(n % 13) - 9);
+    const Tensor bias = s.random({N}, DType::kF32, 2), x = s.random({kRows, K}, dtype(), 5), dy = s.random({kRows, N}, dtype(), 6);
+    const ConstTensorView b = has_bias ? ConstTensorView(bias.view()) : ConstTensorView{};
+    const LinearWeightPtr eight = pack_linear(s.ctx, moved(s, host).view(), b, dtype(), true, WeightUse::kEightBit),
+                          plain = pack_linear(s.ctx, moved(s, rounded_rows(host, dtype())).view(), b, dtype(), true);
+    std::vector<float> row(static_cast<std::size_t>(K)), wanted_row(static_cast<std::size_t>(K));
+    for (std::int64_t n = 0; n < N; ++n) {
+      eight->unpack_row(n, row.data());
+      plain->unpack_row(n, wanted_row.data());
+      ASSERT_EQ(row, wanted_row) << n;
+    }
+    for (const std::int64_t m : {1, 2, 5, 13, 14, 15, 16, 17, 29, 33, 70, 128, 130}) {
+      Tensor y = s.poisoned({m, N}, dtype()), wanted = s.poisoned({m, N}, dtype()), dx = s.poisoned({m, K}, dtype()),
+             wanted_dx = s.poisoned({m, K}, dtype()), y32 = s.poisoned({m, N}, DType::kF32), wanted32 = s.poisoned({m, N}, DType::kF32);
+      linear(s.ctx, y, x.slice(0, m), *eight);
+      linear(s.ctx, wanted, x.slice(0, m), *plain);
+      linear(s.ctx, y32, x.slice(0, m), *eight);
+      linear(s.ctx, wanted32, x.slice(0, m), *plain);
+      linear_backward_input(s.ctx, dx, dy.slice(0, m), *eight, false);
+      linear_backward_input(s.ctx, wanted_dx, dy.slice(0, m), *plain, false);
+      ASSERT_TRUE(same_bits(y, wanted)) << m << " rows";
+      ASSERT_TRUE(same_bits(y32, wanted32)) << m << " rows";
+      ASSERT_TRUE(same_bits(dx, wanted_dx)) << m << " rows";
+    }
+  }
+}
+
+TEST_P(EightBitTest, SharedAndRefilledWeightsAreThoseMadeAnew) {
+  Session s(kind());
+  const std::int64_t T = 5, N = 37, K = 45;
+  const Tensor first = s.random({N, K}, dtype(), 1), second = s.random({N, K}, dtype(), 2), x = s.random({T, K}, dtype(), 5);
+  const LinearWeightPtr wanted = pack_linear(s.ctx, second.view(), {}, dtype(), true, WeightUse::kEightBit);
+  const Tensor given = first.clone();
+  const auto weight = std::const_pointer_cast<LinearWeight>(share_linear(s.ctx, given, {}, true, WeightUse::kEightBit));
+  s.ctx.runtime->copy_within(given.data(), second.data(), given.num_bytes());
+  weight->refill(s.ctx, given, {});
+  Tensor y = s.poisoned({T, N}, dtype()), wanted_y = s.poisoned({T, N}, dtype());
+  linear(s.ctx, y, x, *weight);
+  linear(s.ctx, wanted_y, x, *wanted);
+  EXPECT_TRUE(same_bits(y, wanted_y));
+  // A second time changes nothing.
+  weight->refill(s.ctx, given, {});
+  linear(s.ctx, y, x, *weight);
+  EXPECT_TRUE(same_bits(y, wanted_y));
+}
+
+TEST_P(EightBitTest, CpusKeepTheCodesAlone) {
+  Session s(kind());
+  const std::int64_t N = 128, K = 512;
+  const Tensor w = s.random({N, K}, dtype(), 1);
+  const auto bytes = static_cast<std::int64_t>(pack_linear(s.ctx, w.view(), {}, dtype(), false, WeightUse::kEightBit)->num_bytes());
+  EXPECT_EQ(bytes, kind().is_cuda ? N * K * static_cast<std::int64_t>(size_of(dtype())) : N * (K + 4));
+}
+
+PRL_OP_TEST_KINDS(EightBitTest);
+
+}  // namespace
+}  // namespace prl::ops
