@@ -21,32 +21,13 @@ using wire::FinishReason;
 
 constexpr std::int32_t kVocab = 1000;
 
-struct World {
-  explicit World(CoreOptions options, bool is_beside_host = false) {
-    auto owned = std::make_unique<FakeRunner>(options.num_blocks, options.block_size, kVocab, options.num_host_blocks);
-    runner = owned.get();
-    runner->is_beside_host = is_beside_host;
-    core = std::make_unique<EngineCore>(options, std::move(owned));
-  }
-  std::shared_ptr<Collected> add(std::uint64_t id, ResolvedRequest request) {
-    auto collected = std::make_shared<Collected>();
-    core->add(RequestId{id}, std::move(request), [collected](const StepEvent& event) { collected->on_event(event); });
-    return collected;
-  }
-  void drain(int max_steps = 100000) {
-    while (core->step()) {
-      core->scheduler().check_integrity();
-      ASSERT_GT(max_steps--, 0) << "the engine does not come to an end";
-    }
-    EXPECT_TRUE(core->is_idle());
-  }
+struct World : testing::FakeWorld {
+  explicit World(const CoreOptions& options, bool is_beside_host = false) : FakeWorld(options, kVocab, is_beside_host) {}
   /// Until there is nothing to do but to wait for token rules, or nothing at all.
   void drain_held(int max_steps = 100000) {
     while (core->step()) ASSERT_GT(max_steps--, 0) << "the engine does not come to an end";
     core->scheduler().check_integrity();
   }
-  FakeRunner* runner = nullptr;
-  std::unique_ptr<EngineCore> core;
 };
 
 CoreOptions roomy() {

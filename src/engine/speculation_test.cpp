@@ -25,27 +25,8 @@ using wire::FinishReason;
 /// Of so few tokens that guesses often come true and often do not.
 constexpr std::int32_t kFewTokens = 2;
 
-struct FakeWorld {
-  explicit FakeWorld(const CoreOptions& options, bool is_beside_host = false) {
-    auto owned = std::make_unique<FakeRunner>(options.num_blocks, options.block_size, kFewTokens, options.num_host_blocks);
-    runner = owned.get();
-    runner->is_beside_host = is_beside_host;
-    core = std::make_unique<EngineCore>(options, std::move(owned));
-  }
-  std::shared_ptr<Collected> add(std::uint64_t id, ResolvedRequest request) {
-    auto collected = std::make_shared<Collected>();
-    core->add(RequestId{id}, std::move(request), [collected](const StepEvent& event) { collected->on_event(event); });
-    return collected;
-  }
-  void drain(int max_steps = 100000) {
-    while (core->step()) {
-      core->scheduler().check_integrity();
-      ASSERT_GT(max_steps--, 0) << "the engine does not come to an end";
-    }
-    EXPECT_TRUE(core->is_idle());
-  }
-  FakeRunner* runner = nullptr;
-  std::unique_ptr<EngineCore> core;
+struct SmallWorld : testing::FakeWorld {
+  explicit SmallWorld(const CoreOptions& options, bool is_beside_host = false) : FakeWorld(options, kFewTokens, is_beside_host) {}
 };
 
 CoreOptions with_drafts(std::int64_t num_tokens) {
@@ -68,7 +49,7 @@ ResolvedRequest few_tokens(std::vector<std::int32_t> prompt, std::int64_t max_ne
 TEST(Speculation, ARequestThatWasMadeBeforeIsFollowedToItsEnd) {
   CoreOptions options = with_drafts(8);
   options.scheduler.drafts.max_ngram = 12;
-  FakeWorld world(options);
+  SmallWorld world(options);
   const auto request = few_tokens({0, 1, 1}, 60, 1);
   const auto first = world.add(1, request);
   world.drain();
@@ -103,7 +84,7 @@ TEST(Speculation, WhateverHappensTheTokensAreThoseOfEachRequestAlone) {
     options.scheduler.drafts.from_completions = seed % 4 != 1;
     options.scheduler.drafts.max_stored_tokens = seed % 5 == 0 ? 50 : 100000;
     options.num_host_blocks = seed % 7 == 0 ? 20 : 0;
-    FakeWorld world(options, /*is_beside_host=*/seed % 2 == 1);
+    SmallWorld world(options, /*is_beside_host=*/seed % 2 == 1);
     std::vector<ResolvedRequest> requests;
     std::vector<std::shared_ptr<Collected>> got;
     std::set<std::size_t> cancelled;
@@ -151,7 +132,7 @@ TEST(Speculation, WhateverHappensTheTokensAreThoseOfEachRequestAlone) {
 }
 
 TEST(Speculation, NewWeightsBetweenTwoStepsChangeTheTokensBehindThem) {
-  FakeWorld world(with_drafts(8));
+  SmallWorld world(with_drafts(8));
   auto request = few_tokens({0, 1}, 60, 1);
   world.add(1, request);
   world.drain();
@@ -177,7 +158,7 @@ TEST(Speculation, ABlockWithAGuessThatFailedIsNeverFound) {
   CoreOptions options = with_drafts(6);
   options.block_size = 1;
   options.num_blocks = 400;
-  FakeWorld world(options);
+  SmallWorld world(options);
   std::vector<std::int32_t> prompt = {0, 1};
   for (std::uint64_t turn = 1; turn < 20; ++turn) {
     const auto request = few_tokens(prompt, 12, turn);
@@ -199,7 +180,7 @@ TEST(Speculation, GuessesTakeNoBudgetAndNoBlockThatOthersNeed) {
   options.scheduler.enable_prefix_caching = false;
   const auto run = [&](std::int64_t num_drafts) {
     options.scheduler.drafts.num_tokens = num_drafts;
-    FakeWorld world(options);
+    SmallWorld world(options);
     world.runner->before_run = [](const StepPlan& plan) {
       EXPECT_LE(plan.num_tokens, 6);
       std::int64_t num_tokens = 0;
@@ -241,7 +222,7 @@ TEST(Speculation, WhereGuessesFailADeviceGoesOnBesideTheHost) {
 }
 
 TEST(Speculation, AFailedRowEndsItsRequestBehindTheTokensBefore) {
-  FakeWorld world(with_drafts(4));
+  SmallWorld world(with_drafts(4));
   const auto request = few_tokens({0, 1, 1}, 40, 1);
   world.add(1, request);
   world.drain();

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -11,6 +13,7 @@
 
 #include "base/error.hpp"
 #include "base/rng.hpp"
+#include "engine/core.hpp"
 #include "engine/model_runner.hpp"
 
 namespace prl::engine::testing {
@@ -194,6 +197,30 @@ class Inbox {
   std::mutex mutex_;
   std::condition_variable over_;
   Collected collected_;
+};
+
+/// An EngineCore over a FakeRunner.
+struct FakeWorld {
+  FakeWorld(const CoreOptions& options, std::int32_t vocab_size, bool is_beside_host) {
+    auto owned = std::make_unique<FakeRunner>(options.num_blocks, options.block_size, vocab_size, options.num_host_blocks);
+    runner = owned.get();
+    runner->is_beside_host = is_beside_host;
+    core = std::make_unique<EngineCore>(options, std::move(owned));
+  }
+  std::shared_ptr<Collected> add(std::uint64_t id, ResolvedRequest request) {
+    auto collected = std::make_shared<Collected>();
+    core->add(RequestId{id}, std::move(request), [collected](const StepEvent& event) { collected->on_event(event); });
+    return collected;
+  }
+  void drain(int max_steps = 100000) {
+    while (core->step()) {
+      core->scheduler().check_integrity();
+      ASSERT_GT(max_steps--, 0) << "the engine does not come to an end";
+    }
+    EXPECT_TRUE(core->is_idle());
+  }
+  FakeRunner* runner = nullptr;
+  std::unique_ptr<EngineCore> core;
 };
 
 }  // namespace prl::engine::testing

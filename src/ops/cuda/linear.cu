@@ -50,15 +50,11 @@ void add_bias(OpContext& ctx, TensorView y, const float* sums, const float* bias
 constexpr int kRoundThreads = 256;
 template <typename T>
 __global__ void __launch_bounds__(kRoundThreads) round_to_eight_bits_kernel(T* w, std::int64_t cols) {
-  __shared__ float greatest_of_warp[kRoundThreads / 32];
+  __shared__ float scratch[kRoundThreads / kWarp];
   T* const row = w + static_cast<std::int64_t>(blockIdx.x) * cols;
   float greatest = 0.0f;
   for (std::int64_t c = threadIdx.x; c < cols; c += kRoundThreads) greatest = fmaxf(greatest, fabsf(to_float(row[c])));
-  for (int step = 16; step > 0; step /= 2) greatest = fmaxf(greatest, __shfl_xor_sync(0xffffffffu, greatest, step));
-  if (threadIdx.x % 32 == 0) greatest_of_warp[threadIdx.x / 32] = greatest;
-  __syncthreads();
-  for (const float other : greatest_of_warp) greatest = fmaxf(greatest, other);
-  const int n = eight_bit_exponent(greatest);
+  const int n = eight_bit_exponent(block_max(greatest, scratch));
   for (std::int64_t c = threadIdx.x; c < cols; c += kRoundThreads) row[c] = from_float<T>(eight_bit_rounded(to_float(row[c]), n));
 }
 
