@@ -16,6 +16,7 @@
 #include "launch/run_spans.hpp"
 #include "nn/adapter.hpp"
 #include "nn/decoder.hpp"
+#include "nn/weights.hpp"
 #include "ops/delta_rule.hpp"
 #include "ops/lm_head.hpp"
 #include "trainer/memory.hpp"
@@ -47,7 +48,8 @@ constexpr const char* kSmallerActivations =
     "lower seq_len, recompute activations (model.ac) or keep them in host memory (model.ac_offloading)";
 
 std::size_t weight_bytes(const nn::ModelConfig& model, DType compute) {
-  return static_cast<std::size_t>(model.num_parameters()) * size_of(compute);
+  const std::size_t values = static_cast<std::size_t>(model.num_parameters()) * size_of(compute);
+  return model.has_eight_bit_weights ? values + nn::eight_bit_code_bytes(*nn::make_tensor_table(model), compute) : values;
 }
 
 std::string gib(std::size_t bytes) { return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / kGiB); }
@@ -274,7 +276,8 @@ engine::EngineBytes engine_bytes(const config::InferenceConfig& inference, const
 /// Of the weights, on each of the engine's devices.
 std::size_t engine_weight_bytes(const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute) {
   if (inference.parallel.tp == 1) return weight_bytes(model, compute);
-  return static_cast<std::size_t>(nn::make_tensor_table(model, {0, inference.parallel.tp})->num_parameters()) * size_of(compute);
+  const nn::TensorTablePtr table = nn::make_tensor_table(model, {0, inference.parallel.tp});
+  return static_cast<std::size_t>(table->num_parameters()) * size_of(compute) + nn::eight_bit_code_bytes(*table, compute);
 }
 
 /// What the devices of an engine exchange: two gathered tensors.

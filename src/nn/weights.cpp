@@ -12,6 +12,7 @@
 #include "nn/peft.hpp"
 #include "nn/stored_weights.hpp"
 #include "nn/weight_blocks.hpp"
+#include "ops/eight_bit.hpp"
 
 namespace prl::nn {
 namespace {
@@ -84,6 +85,14 @@ const ops::LinearWeight& Weights::matrix(Block block, std::int64_t layer, std::i
   PRL_CHECK(i != TensorTable::kNone && blocks[i].packed != nullptr, "a {} model without matrix {} in layer {}", config.model_type,
             static_cast<int>(block), layer);
   return *blocks[i].packed;
+}
+
+std::size_t eight_bit_code_bytes(const TensorTable& table, DType compute) {
+  std::int64_t bytes = 0;
+  for (const BlockSpec& block : table.blocks())
+    if (compute == DType::kBF16 && block.is_matrix() && use_of(block) == ops::WeightUse::kEightBit)
+      bytes += ops::eight_bit_code_bytes(block.shape[0], block.shape[1]);
+  return static_cast<std::size_t>(bytes);
 }
 
 WeightsPtr make_weights(ops::OpContext& ctx, const Parameters& parameters, DType compute, PolicyVersion version, bool with_backward,

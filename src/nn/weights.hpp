@@ -90,6 +90,9 @@ WeightsPtr load_shared_weights(std::span<ops::OpContext* const> devices, const M
 WeightsPtr adapt_weights(ops::OpContext& ctx, const Parameters& parameters, const AdapterConfig& config, DType adapter_dtype,
                          const WeightsPtr& base, PolicyVersion version, const Tensor& rounded = {});
 
+/// What a GPU keeps beside the values of weights of 8 bits, at most.
+std::size_t eight_bit_code_bytes(const TensorTable& table, DType compute);
+
 /// All masters rounded to `compute`, in one array in host memory: what load_flat_weights() makes weights from. [num_master_elements]
 Tensor flat_values(ops::OpContext& ctx, const Parameters& parameters, DType compute);
 /// The same from weights without an adapter: their own array where they have one, on their device; else in host memory, row by row.

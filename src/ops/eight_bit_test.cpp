@@ -1,5 +1,6 @@
 #include "ops/eight_bit.hpp"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -95,7 +96,7 @@ class EightBitTest : public OpTest {
 TEST_P(EightBitTest, ProductsHaveTheBitsOfRoundedWeights) {
   Session s(kind(), 2);
   const std::int64_t kRows = 130;
-  for (const auto& [N, K, has_bias] : {std::tuple{200, 576, true}, {75, 300, false}, {37, 45, true}, {96, 1040, false}}) {
+  for (const auto& [N, K, has_bias] : {std::tuple{208, 576, true}, {75, 300, false}, {37, 45, true}, {96, 1040, false}}) {
     SCOPED_TRACE(K);
     // Rows of magnitudes far apart, and one of zeros.
     const Tensor host = Tensor::empty(make_cpu_runtime(), {N, K}, DType::kF32);
@@ -148,12 +149,16 @@ TEST_P(EightBitTest, SharedAndRefilledWeightsAreThoseMadeAnew) {
   EXPECT_TRUE(same_bits(y, wanted_y));
 }
 
-TEST_P(EightBitTest, CpusKeepTheCodesAlone) {
+TEST_P(EightBitTest, CpusKeepTheCodesAloneAndGpusBesideTheValuesIfAtAll) {
   Session s(kind());
   const std::int64_t N = 128, K = 512;
   const Tensor w = s.random({N, K}, dtype(), 1);
   const auto bytes = static_cast<std::int64_t>(pack_linear(s.ctx, w.view(), {}, dtype(), false, WeightUse::kEightBit)->num_bytes());
-  EXPECT_EQ(bytes, kind().is_cuda ? N * K * static_cast<std::int64_t>(size_of(dtype())) : N * (K + 4));
+  const std::int64_t values = N * K * static_cast<std::int64_t>(size_of(dtype()));
+  if (kind().is_cuda)
+    EXPECT_THAT(bytes, ::testing::AnyOf(values, values + N * (K + 2)));
+  else
+    EXPECT_EQ(bytes, N * (K + 4));
 }
 
 PRL_OP_TEST_KINDS(EightBitTest);

@@ -38,10 +38,12 @@ enum class WeightUse : std::uint8_t {
   kMatrix,
   kAdapter,  ///< A or B of an adapter, of which one side is its rank: for add_lora and lora_backward
   /// Its values are those of 8 bits (eight_bit.hpp) nearest to the given ones in the compute dtype, each output row with the factor that
-  /// its greatest magnitude asks for. A device may keep the codes alone; where share_linear() shares memory, the tensor becomes those
-  /// values.
+  /// its greatest magnitude asks for. A device may keep the codes alone, or beside the values; where share_linear() shares memory, the
+  /// tensor becomes those values.
   kEightBit,
+  kEightBitExpert,  ///< the same, of one of the matrices that grouped_linear() multiplies with together
 };
+constexpr bool is_eight_bit(WeightUse use) noexcept { return use == WeightUse::kEightBit || use == WeightUse::kEightBitExpert; }
 
 /// Packs w_NK [N, K] (kF32 or kBF16, contiguous), rounded to `compute`, and bias_N [N] fp32 (data == nullptr for none).
 /// `with_backward` also keeps what linear_backward_input needs.
@@ -49,7 +51,7 @@ LinearWeightPtr pack_linear(OpContext& ctx, ConstTensorView w_NK, ConstTensorVie
                             WeightUse use = WeightUse::kMatrix);
 
 /// The same for a tensor that is in the compute dtype already; the result may share its memory instead of copying it, so that it must not
-/// be written from then on. With kEightBit it is written once, here.
+/// be written from then on. With 8 bits it is written once, here.
 LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView bias_N, bool with_backward,
                              WeightUse use = WeightUse::kMatrix);
 

@@ -52,13 +52,13 @@ GemmLeft rows_of(const ConstTensorView& x) {
 
 const GemmKernels& gemm_for(const OpContext& ctx, DType dtype, WeightUse use) {
   const Kernels& k = kernels(ctx);
-  if (use == WeightUse::kEightBit) return dtype == DType::kBF16 ? *k.gemm_bf16_eight : *k.gemm_f32_eight;
+  if (is_eight_bit(use)) return dtype == DType::kBF16 ? *k.gemm_bf16_eight : *k.gemm_f32_eight;
   if (dtype != DType::kBF16) return *k.gemm_f32;
   return use == WeightUse::kAdapter && k.gemm_bf16_narrow != nullptr ? *k.gemm_bf16_narrow : *k.gemm_bf16;
 }
 
 PackedWeight::PackedWeight(OpContext& ctx, ConstTensorView w, ConstTensorView bias, DType compute, bool with_backward, WeightUse use)
-    : gemm(&gemm_for(ctx, compute, use)), backward_gemm(use == WeightUse::kEightBit ? &gemm_for(ctx, compute) : gemm) {
+    : gemm(&gemm_for(ctx, compute, use)), backward_gemm(is_eight_bit(use) ? &gemm_for(ctx, compute) : gemm) {
   num_outputs_ = w.shape.num_rows();
   num_inputs_ = w.shape.num_cols();
   dtype_ = compute;

@@ -35,6 +35,7 @@ Product columns_of(const Product& p, std::int64_t first, std::int64_t count) {
   q.b = static_cast<const char*>(p.b) + first * in_size * (p.transpose_b ? p.b_stride : 1);
   q.out = static_cast<char*>(p.out) + first * out_size;
   if (p.bias != nullptr) q.bias = p.bias + first;
+  q.b_codes = {};
   return q;
 }
 

@@ -12,6 +12,13 @@ namespace prl::ops::cuda {
 
 struct FewRowsFusion;
 
+/// A matrix [N, K] whose values are of 8 bits (ops/eight_bit.hpp), as codes in the order of few_rows_eight.cuh; N is a multiple of 16 and K
+/// one of 64.
+struct EightBitCodes {
+  const void* codes = nullptr;             ///< [N * K] bytes, or null
+  const std::uint16_t* factors = nullptr;  ///< [N] code_factor()
+};
+
 /// out[M, N] (+)= a[M, K] b[K, N] (+ bias[N]), row-major, sums in fp32.
 struct Product {
   std::int64_t M = 0, N = 0, K = 0;
@@ -23,6 +30,7 @@ struct Product {
   DType in_dtype = DType::kF32, out_dtype = DType::kF32;
   bool accumulate = false;
   const float* bias = nullptr;
+  EightBitCodes b_codes;  ///< of a transposed b; kernels of few rows read them in place of b, whose values they are
   /// True: K may be cut into parts that are added in a fixed order, so that the result depends on M and N, too. False: a row of
   /// out is one sequence of operations that depends on its row of a and on b alone; a must not be transposed then.
   bool may_split = false;

@@ -341,8 +341,42 @@ TEST(CudaLinear, TwoThreadsLaunchTilesOfDifferentSizes) {
   EXPECT_EQ(failures[1], "");
 }
 
+/// Weights of 8 bits, which these kernels read as codes, and the rounded values, which the library reads.
+TEST(CudaLinear, FewRowsOfCodesAreTheBitsOfTheirValuesInEveryTile) {
+  Sides s;
+  if (cuda::properties_of(s.gpu).major != 9) GTEST_SKIP() << "kernels for compute capability 9.0";
+  constexpr std::int64_t kRows = 4096;
+  for (const auto& [N, K] : {std::pair<std::int64_t, std::int64_t>{1024, 3072}, {528, 576}, {48, 64}}) {
+    if (is_watched() && N == 1024) continue;
+    const Tensor x = s.to_gpu(s.random({kRows, K}, DType::kBF16, 1)), bias = s.to_gpu(s.random({N}, DType::kF32, 3));
+    // Rows whose factors differ, one of zeros, and zeros in others.
+    Tensor host = s.random({N, K}, DType::kF32, 2);
+    for (std::int64_t n = 0; n < N; ++n)
+      for (std::int64_t k = 0; k < K; ++k)
+        host.as<float>()[n * K + k] *= n == 5 || k % 11 == 7 ? 0.0f : std::ldexp(1.0f, static_cast<int>(n % 17) - 12);
+    const LinearWeightPtr packed = pack_linear(s.gpu, s.to_gpu(host), bias.view(), DType::kBF16, true, WeightUse::kEightBit);
+    const auto& weight = cuda::dense(s.gpu, *packed);
+    ASSERT_NE(weight.codes().codes, nullptr);
+    Tensor all = Tensor::empty(s.gpu_runtime, {kRows, N}, DType::kBF16);
+    linear(s.gpu, all, x, *share_linear(s.gpu, weight.w_NK, bias.view(), false));
+    const Tensor want = s.to_cpu(all);
+    std::string different;
+    for (int rows = 8; rows <= 128; rows *= 2)
+      for (const int columns : {8, 24, 40, 64})
+        for (const int slots : {2, 3, 4})
+          for (const std::int64_t m : {1, 9, 64, 200}) {
+            if (is_watched() && (columns == 24 || columns == 40 || slots == 3 || m == 64)) continue;
+            const Tensor y = Tensor::empty(s.gpu_runtime, {m, N}, DType::kBF16);
+            cuda::Product p = cuda::linear_product(weight, y.view(), x.slice(m % 7, m).view());
+            cuda::few_rows_product(s.gpu, p, {.rows = rows, .columns = columns, .slots = slots, .eight = true});
+            if (!same_bits(s.to_cpu(y), want.slice(m % 7, m))) different += fmt::format(" {} in {} x {} x {}", m, rows, columns, slots);
+          }
+    EXPECT_EQ(different, "") << "N " << N << " K " << K;
+  }
+}
+
 /// A product and its neighbours in one pass: the bits of the ops one after another.
-TEST(CudaLinear, FusedNeighboursAreTheOpsOneAfterAnother) {
+void expect_fused_neighbours_are_the_ops(WeightUse use) {
   Sides s;
   if (cuda::properties_of(s.gpu).major != 9) GTEST_SKIP() << "kernels for compute capability 9.0";
   constexpr std::int64_t kRows = 256;
@@ -360,7 +394,9 @@ TEST(CudaLinear, FusedNeighboursAreTheOpsOneAfterAnother) {
     x = s.to_gpu(x);
     const Tensor w = s.to_gpu(s.random({N, K}, DType::kF32, 2, 0.05f)), bias = s.to_gpu(s.random({N}, DType::kF32, 3)),
                  norm = s.to_gpu(s.random({K}, DType::kF32, 4)), residual = s.to_gpu(s.random({kRows, N}, DType::kBF16, 5, 3.0f));
-    const LinearWeightPtr packed = pack_linear(s.gpu, w, has_bias ? bias.view() : ConstTensorView{}, DType::kBF16, true);
+    const ConstTensorView of_bias = has_bias ? ConstTensorView(bias.view()) : ConstTensorView{};
+    const LinearWeightPtr packed = pack_linear(s.gpu, w, of_bias, DType::kBF16, true, use);
+    const LinearWeightPtr plain = share_linear(s.gpu, cuda::dense(s.gpu, *packed).w_NK, of_bias, true);
     for (const std::int64_t m : {1, 2, 3, 8, 9, 16, 17, 31, 64, 100, 128, 200, 256}) {
       if (is_watched() && (m % 4 == 3 || m % 8 == 0)) continue;
       const std::int64_t first = m * 7 % (kRows - m + 1);
@@ -372,7 +408,7 @@ TEST(CudaLinear, FusedNeighboursAreTheOpsOneAfterAnother) {
         if (swiglu_too && (has_bias || N % 16 != 0)) continue;
         const std::int64_t width = swiglu_too ? N / 2 : N;
         Tensor y = Tensor::empty(s.gpu_runtime, {m, N}, DType::kBF16), want = Tensor::empty(s.gpu_runtime, {m, width}, DType::kBF16);
-        linear(s.gpu, y, has_norm ? normed : part, *packed);
+        linear(s.gpu, y, has_norm ? normed : part, *plain);
         if (swiglu_too)
           swiglu(s.gpu, want, y);
         else if (adds)
@@ -397,6 +433,8 @@ TEST(CudaLinear, FusedNeighboursAreTheOpsOneAfterAnother) {
   EXPECT_EQ(different, "");
   EXPECT_EQ(refused, "");
 }
+TEST(CudaLinear, FusedNeighboursAreTheOpsOneAfterAnother) { expect_fused_neighbours_are_the_ops(WeightUse::kMatrix); }
+TEST(CudaLinear, FusedNeighboursOfCodesAreTheOpsOneAfterAnother) { expect_fused_neighbours_are_the_ops(WeightUse::kEightBit); }
 
 /// The same where the result is fp32, as logits are, and at widths that no alignment likes.
 TEST(CudaLinear, LogitRowsAreTheSameBitsForEveryNumberOfRows) {

@@ -20,6 +20,7 @@ struct FewRowsTile {
   int columns = 8;  ///< of out per block: a multiple of 8 up to 64
   int slots = 1;    ///< steps along K that are in shared memory at a time
   int ranks = 0;    ///< rows of an adapter's A that a block has room for
+  bool eight = false;  ///< weights are read as Product::b_codes
 };
 /// Rows that one expert's matrix is multiplied with: [first, first + count) of the product's rows.
 struct alignas(16) RowTile {

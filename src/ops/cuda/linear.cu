@@ -3,6 +3,7 @@
 
 #include "ops/cuda/bodies.hpp"
 #include "ops/cuda/few_rows.hpp"
+#include "ops/cuda/few_rows_eight.cuh"
 #include "ops/cuda/linear_weight.hpp"
 #include "ops/cuda/map.cuh"
 #include "ops/cuda/sums.hpp"
@@ -48,49 +49,84 @@ void add_bias(OpContext& ctx, TensorView y, const float* sums, const float* bias
 
 /// Threads of the block that rounds a row.
 constexpr int kRoundThreads = 256;
+/// `codes` and `factors` are null, or as in EightBitCodes.
 template <typename T>
-__global__ void __launch_bounds__(kRoundThreads) round_to_eight_bits_kernel(T* w, std::int64_t cols) {
+__global__ void __launch_bounds__(kRoundThreads)
+    round_to_eight_bits_kernel(T* w, std::int64_t cols, unsigned char* codes, std::uint16_t* factors) {
   __shared__ float scratch[kRoundThreads / kWarp];
   T* const row = w + static_cast<std::int64_t>(blockIdx.x) * cols;
   float greatest = 0.0f;
   for (std::int64_t c = threadIdx.x; c < cols; c += kRoundThreads) greatest = fmaxf(greatest, fabsf(to_float(row[c])));
   const int n = eight_bit_exponent(block_max(greatest, scratch));
   for (std::int64_t c = threadIdx.x; c < cols; c += kRoundThreads) row[c] = from_float<T>(eight_bit_rounded(to_float(row[c]), n));
-}
-
-/// In place, row by row.
-void round_to_eight_bits(OpContext& ctx, const Tensor& w_NK) {
-  with_type(w_NK.dtype(), [&](auto t) {
-    using T = decltype(t);
-    round_to_eight_bits_kernel<T>
-        <<<static_cast<unsigned>(w_NK.shape().num_rows()), kRoundThreads, 0, stream_of(ctx)>>>(w_NK.as<T>(), w_NK.shape().num_cols());
-  });
-  PRL_CUDA_CHECK(cudaGetLastError());
+  if (codes == nullptr) return;
+  __syncthreads();
+  if (threadIdx.x == 0) factors[blockIdx.x] = code_factor(n);
+  for (std::int64_t i = threadIdx.x; i < cols / kCodesOfLane; i += kRoundThreads) {
+    const std::int64_t block = i / 4;
+    const int q = static_cast<int>(i % 4);
+    union {
+      std::uint8_t bytes[kCodesOfLane];
+      uint4 all;
+    } sixteen;
+#pragma unroll
+    for (int at = 0; at < kCodesOfLane; ++at)
+      sixteen.bytes[at] = eight_bit_code(to_float(row[block * kBlock + input_of_code(q, at)]), n);
+    *reinterpret_cast<uint4*>(codes + codes_at(gridDim.x, blockIdx.x, block, q)) = sixteen.all;
+  }
 }
 
 }  // namespace
 
 DenseWeight::DenseWeight(OpContext& ctx, Tensor w, ConstTensorView bias, bool with_backward, WeightUse use)
-    : w_NK(std::move(w)), is_eight_bit_(use == WeightUse::kEightBit) {
+    : w_NK(std::move(w)), is_eight_bit_(is_eight_bit(use)) {
   num_outputs_ = w_NK.shape().num_rows();
   num_inputs_ = w_NK.shape().num_cols();
   dtype_ = w_NK.dtype();
   has_bias_ = bias.data != nullptr;
   has_backward_ = with_backward;
-  if (is_eight_bit_) round_to_eight_bits(ctx, w_NK);
+  if (is_eight_bit_) {
+    // Products with experts' matrices read the values.
+    const bool has_codes = use == WeightUse::kEightBit && eight_bit_code_bytes(num_outputs_, num_inputs_) > 0;
+    if (has_codes && dtype_ == DType::kBF16 && properties_of(ctx).major == 9) {
+      codes_ = Tensor::empty(ctx.runtime, {num_outputs_, num_inputs_}, DType::kU8);
+      factors_ = Tensor::empty(ctx.runtime, {num_outputs_}, DType::kBF16);
+    }
+    round(ctx);
+  }
   if (!has_bias_) return;
   bias_N = Tensor::empty(ctx.runtime, {num_outputs_}, DType::kF32);
   ctx.runtime->copy_within(bias_N.data(), bias.data, bias_N.num_bytes());
 }
 
+/// In place, row by row.
+void DenseWeight::round(OpContext& ctx) {
+  with_type(dtype_, [&](auto t) {
+    using T = decltype(t);
+    round_to_eight_bits_kernel<T><<<static_cast<unsigned>(num_outputs_), kRoundThreads, 0, stream_of(ctx)>>>(
+        w_NK.as<T>(), num_inputs_, codes_.defined() ? codes_.as<unsigned char>() : nullptr,
+        codes_.defined() ? factors_.as<std::uint16_t>() : nullptr);
+  });
+  PRL_CUDA_CHECK(cudaGetLastError());
+}
+
+EightBitCodes DenseWeight::codes() const noexcept {
+  return codes_.defined() ? EightBitCodes{codes_.as<char>(), factors_.as<std::uint16_t>()} : EightBitCodes{};
+}
+
 void DenseWeight::refill(OpContext& ctx, const Tensor& w, ConstTensorView bias) {
   PRL_CHECK(w.data() == w_NK.data() && w.shape() == w_NK.shape() && has_bias_ == (bias.data != nullptr),
             "a weight of shape [{}, {}] is refilled by another", num_outputs_, num_inputs_);
-  if (is_eight_bit_) round_to_eight_bits(ctx, w_NK);
+  if (is_eight_bit_) round(ctx);
   if (has_bias_) ctx.runtime->copy_within(bias_N.data(), bias.data, bias_N.num_bytes());
 }
 
-std::size_t DenseWeight::num_bytes() const noexcept { return w_NK.num_bytes() + (bias_N.defined() ? bias_N.num_bytes() : 0); }
+std::size_t DenseWeight::num_bytes() const noexcept {
+  std::size_t bytes = w_NK.num_bytes();
+  for (const Tensor* t : {&bias_N, &codes_, &factors_})
+    if (t->defined()) bytes += t->num_bytes();
+  return bytes;
+}
 
 void DenseWeight::unpack_row(std::int64_t n, float* out_K) const {
   PRL_CHECK(n >= 0 && n < num_outputs_, "row {} of {}", n, num_outputs_);
@@ -149,6 +185,7 @@ Product linear_product(const DenseWeight& w, TensorView y_TN, ConstTensorView x_
   p.out_stride = y_TN.row_stride;
   p.out_dtype = y_TN.dtype;
   if (w.has_bias()) p.bias = w.bias_N.as<float>();
+  p.b_codes = w.codes();
   return p;
 }
 

@@ -8,7 +8,8 @@
 
 namespace prl::ops::cuda {
 
-/// A weight as it is: row-major [N, K] in the compute dtype, which serves y = x W^T and dx = dy W alike.
+/// A weight as it is: row-major [N, K] in the compute dtype, which serves y = x W^T and dx = dy W alike. Where it is of 8 bits, codes lie
+/// beside it, half as large, for products of few rows.
 class DenseWeight final : public LinearWeight {
  public:
   /// Keeps `w`, which is in the compute dtype.
@@ -17,10 +18,16 @@ class DenseWeight final : public LinearWeight {
   void unpack_row(std::int64_t n, float* out_K) const override;
   void refill(OpContext& ctx, const Tensor& w, ConstTensorView bias) override;
 
+  /// The values of w_NK once more where they are of 8 bits and kernels read such.
+  EightBitCodes codes() const noexcept;
+
   Tensor w_NK, bias_N;
 
  private:
+  void round(OpContext& ctx);
+
   bool is_eight_bit_ = false;  ///< the values in w_NK are such
+  Tensor codes_, factors_;     ///< perhaps undefined
 };
 /// `w` as this device packed it; a bug if another did.
 const DenseWeight& dense(const OpContext& ctx, const LinearWeight& w);

@@ -25,18 +25,25 @@ Encode encode() {
   return function;
 }
 
+struct Elements {
+  CUtensorMapDataType type;
+  int bytes;
+};
+constexpr Elements kBf16{CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2}, kWords{CU_TENSOR_MAP_DATA_TYPE_UINT32, 4};
+
 template <int kRank>
-CUtensorMap make_map(const void* data, const MapShapeOf<kRank>& s, CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
+CUtensorMap make_map(const void* data, const MapShapeOf<kRank>& s, CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B,
+                     Elements elements = kBf16) {
   CUtensorMap map{};
   cuuint64_t extents[kRank], strides[kRank - 1];
   cuuint32_t steps[kRank];
   for (int i = 0; i < kRank; ++i) {
     extents[i] = s.extent[i];
     steps[i] = 1;
-    if (i > 0) strides[i - 1] = static_cast<cuuint64_t>(s.stride[i - 1]) * 2;
+    if (i > 0) strides[i - 1] = static_cast<cuuint64_t>(s.stride[i - 1]) * static_cast<cuuint64_t>(elements.bytes);
   }
   const CUresult result =
-      encode()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kRank, const_cast<void*>(data), extents, strides, s.box, steps,
+      encode()(&map, elements.type, kRank, const_cast<void*>(data), extents, strides, s.box, steps,
                CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS)
     fail(ErrorCode::kShape, "[ops] the tensor copy engine takes no view at {} of extents {}, {} elements apart (innermost first)", data,
@@ -48,6 +55,8 @@ CUtensorMap make_map(const void* data, const MapShapeOf<kRank>& s, CUtensorMapSw
 
 CUtensorMap tensor_map(const void* data, const MapShape& s) { return make_map(data, s); }
 CUtensorMap tensor_map_5(const void* data, const MapShapeOf<5>& s) { return make_map(data, s); }
+CUtensorMap words_map(const void* data, const MapShape& s) { return make_map(data, s, CU_TENSOR_MAP_SWIZZLE_NONE, kWords); }
+CUtensorMap words_map_5(const void* data, const MapShapeOf<5>& s) { return make_map(data, s, CU_TENSOR_MAP_SWIZZLE_NONE, kWords); }
 
 CUtensorMap rows_map(const void* data, std::int64_t rows, std::int64_t K, std::int64_t stride, int box_rows, int box_blocks) {
   constexpr std::int64_t kBlock = 64;

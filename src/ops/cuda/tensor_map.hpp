@@ -17,6 +17,9 @@ using MapShape = MapShapeOf<3>;
 /// `data` is 16-byte aligned. Elements of a box outside the extents read as zero. Error{kShape} if the driver refuses the shape.
 CUtensorMap tensor_map(const void* data, const MapShape& shape);
 CUtensorMap tensor_map_5(const void* data, const MapShapeOf<5>& shape);
+/// The same for memory of 4 bytes an element, which a copy leaves as it lies: strides are multiples of 4, box[0] is any.
+CUtensorMap words_map(const void* data, const MapShape& shape);
+CUtensorMap words_map_5(const void* data, const MapShapeOf<5>& shape);
 /// A matrix [rows, K], K a multiple of 64, as [K / 64][rows][64] with boxes [box_blocks][box_rows][64]. Nothing is said about the stride of
 /// a single row.
 CUtensorMap rows_map(const void* data, std::int64_t rows, std::int64_t K, std::int64_t stride, int box_rows, int box_blocks);
