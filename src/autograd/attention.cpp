@@ -205,7 +205,9 @@ Var self_attention(Frame& frame, const Var& qkv, const AttentionParameter& p, co
     const Var y = frame.variable(frame.take({T, Q}, qkv.value.dtype));
     const TensorView out = y.value.reshaped({T, p.num_heads, D});
     const ConstTensorView plan = p.window > 0 ? index.window_plan : index.decode_plan;
-    if (ops::attention_decode_fused(frame.ctx, out, inputs, *index.kv_layer, *index.decode, plan, scale, p.window, p.sinks_H)) return y;
+    if (!index.decode->has_next_tokens &&
+        ops::attention_decode_fused(frame.ctx, out, inputs, *index.kv_layer, *index.decode, plan, scale, p.window, p.sinks_H))
+      return y;
     const TensorView q = frame.take({T, Q}, qkv.value.dtype);
     ops::norm_rope_to_cache(frame.ctx, q, *index.kv_layer, index.decode->slot_B, inputs);
     ops::attention_decode(frame.ctx, out, q.reshaped({T, p.num_heads, D}), *index.kv_layer, *index.decode, plan, scale, p.window,

@@ -42,7 +42,7 @@ struct AttentionIndex {
   std::span<const std::int32_t> slot_T;          ///< paged only
   ops::StateRows state_rows;                     ///< of layers of linear attention, paged or with `decode`
   const ops::StateLayer* state_layer = nullptr;  ///< the same
-  const ops::DecodeIndex* decode = nullptr;      ///< one new token per sequence, indices on the device; with kv_layer and plan
+  const ops::DecodeIndex* decode = nullptr;      ///< new tokens with indices on the device; with kv_layer and plan
   ConstTensorView decode_plan, window_plan;      ///< of layers without a window and with one, which is the same in all that have one
 };
 

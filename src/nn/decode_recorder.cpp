@@ -10,12 +10,12 @@
 namespace prl::nn {
 namespace {
 
-/// Batch sizes that are recorded: 2, 4, 8, then steps of 8 up to 64, of 16 up to 256, of 64 beyond. A product of one row costs more than
+/// Numbers of rows that are recorded: 2, 4, 8, then steps of 8 up to 64, of 16 up to 256, of 64 beyond. A product of one row costs more than
 /// one of two.
-std::int64_t rows_for(std::int64_t sequences) {
-  if (sequences <= 8) return std::max<std::int64_t>(2, static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(sequences))));
-  const std::int64_t unit = sequences <= 64 ? 8 : sequences <= 256 ? 16 : 64;
-  return (sequences + unit - 1) / unit * unit;
+std::int64_t rows_for(std::int64_t rows) {
+  if (rows <= 8) return std::max<std::int64_t>(2, static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(rows))));
+  const std::int64_t unit = rows <= 64 ? 8 : rows <= 256 ? 16 : 64;
+  return (rows + unit - 1) / unit * unit;
 }
 /// Beyond this many rows launches take less time than kernels.
 constexpr std::int64_t kMaxRows = 2048;
@@ -37,6 +37,7 @@ class WhileMeasuring {
 
 struct DecodeRecorder::Step {
   std::int64_t rows = 0;
+  bool has_next_tokens = false;
   std::vector<std::int32_t> host;
   Tensor device;
   TensorView ids, positions, slots, lengths, states, table;  ///< in `device`
@@ -50,14 +51,29 @@ struct DecodeRecorder::Step {
 DecodeRecorder::DecodeRecorder(ops::OpContext& ctx, ops::SharedLayers shared) : ctx_(ctx), shared_(shared), arena_(ctx.runtime) {}
 DecodeRecorder::~DecodeRecorder() = default;
 
-bool DecodeRecorder::takes(const Weights& weights, const PagedBatch& batch, std::span<const AdapterRows> adapters) {
-  const auto sequences = static_cast<std::int64_t>(batch.context_len.size());
-  if (static_cast<std::int64_t>(batch.ids_T.size()) != sequences || sequences > kMaxRows || !ops::can_decode_by_index(ctx_) ||
-      batch.query_start.back() != static_cast<std::int32_t>(sequences))
-    return false;
+bool DecodeRecorder::takes_next_tokens(const Weights& weights, const KvCache& cache, const PagedBatch& batch) {
+  // A state is taken on by one token at a time.
+  if (!weights.config.linear.layers.empty()) return false;
+  // Launches of a layer take some 20 us, in which a card reads 60 to 80 MB; each row reads the keys and values of its sequence again.
+  constexpr std::int64_t kMaxTokens = 17, kMaxBytesOfLayer = std::int64_t{32} << 20;
+  std::int64_t keys = 0;
+  for (std::size_t s = 0; s < batch.context_len.size(); ++s) {
+    const std::int64_t tokens = batch.query_start[s + 1] - batch.query_start[s];
+    if (tokens < 1 || tokens > kMaxTokens) return false;
+    keys += (tokens - 1) * batch.context_len[s];
+  }
+  const auto bytes_per_key = static_cast<std::int64_t>(KvCache::bytes_per_block(weights.config, weights.compute, cache.block_size())) /
+                             cache.block_size() / weights.config.num_layers;
+  return keys * bytes_per_key <= kMaxBytesOfLayer;
+}
+
+bool DecodeRecorder::takes(const Weights& weights, const KvCache& cache, const PagedBatch& batch, std::span<const AdapterRows> adapters) {
+  const auto rows = static_cast<std::int64_t>(batch.ids_T.size());
+  if (rows > kMaxRows || batch.query_start.back() != static_cast<std::int32_t>(rows) || !ops::can_decode_by_index(ctx_)) return false;
+  if (batch.context_len.size() != batch.ids_T.size() && !takes_next_tokens(weights, cache, batch)) return false;
   if (weights.config.num_experts == 0) return true;
   return std::ranges::none_of(adapters, [](const AdapterRows& of) { return of.adapter->adapts_experts(); }) &&
-         takes_experts(weights, rows_for(sequences));
+         takes_experts(weights, rows_for(rows));
 }
 
 bool DecodeRecorder::takes_experts(const Weights& weights, std::int64_t num_rows) {
@@ -77,6 +93,7 @@ DecodeRecorder::Step& DecodeRecorder::step_for(const Key& key) {
   step = std::make_unique<Step>();
   const std::int64_t B = key.rows, total = B * (5 + key.max_blocks) + key.num_tiles() * ops::kLoraTileWords;
   step->rows = B;
+  step->has_next_tokens = key.has_next_tokens;
   step->host.resize(static_cast<std::size_t>(total));
   step->device = Tensor::empty(ctx_.runtime, {total}, DType::kI32);
   std::int64_t at = 0;
@@ -106,11 +123,12 @@ void DecodeRecorder::fill(Step& step, const Key& key, const PagedBatch& batch) {
   put(batch.ids_T, 0);
   put(batch.positions_T, 0);
   put(batch.slot_T, -1);
-  put(batch.context_len, 0);
-  put(batch.state_slot, -1);
+  for (std::size_t row = 0; row < B; ++row) *at++ = row < n ? batch.positions_T[row] + 1 : 0;
+  put(key.has_next_tokens ? std::span<const std::int32_t>() : batch.state_slot, -1);
   const auto from = static_cast<std::size_t>(batch.max_blocks);
-  for (std::size_t s = 0; s < n; ++s, at += width)
-    std::fill(std::copy_n(batch.block_table.begin() + static_cast<std::ptrdiff_t>(s * from), from, at), at + width, 0);
+  for (std::size_t s = 0; s < batch.context_len.size(); ++s)
+    for (std::int32_t row = batch.query_start[s]; row < batch.query_start[s + 1]; ++row, at += width)
+      std::fill(std::copy_n(batch.block_table.begin() + static_cast<std::ptrdiff_t>(s * from), from, at), at + width, 0);
   at = std::fill_n(at, (B - n) * width, 0);
   if (!key.has_adapters) return;
   std::fill(std::copy(step.host_tiles.begin(), step.host_tiles.end(), at), at + key.num_tiles() * ops::kLoraTileWords, -1);
@@ -125,7 +143,7 @@ TensorView DecodeRecorder::forward(const Weights& weights, KvCache& cache, const
                                    const AdapterBank* bank, const Adapter* single) {
   arena_.reset();
   const CacheLayers layers = cache.layers();
-  const ops::DecodeIndex decode{step.slots, step.lengths, step.table};
+  const ops::DecodeIndex decode{step.slots, step.lengths, step.table, step.has_next_tokens};
   const auto softmax = std::ranges::find_if(layers.kv, [](const ops::KvLayer& layer) { return layer.k.data != nullptr; });
   const ModelConfig c = config_of_shard(weights.config, weights.shard.size);
   const auto plan_bytes = static_cast<std::int64_t>(ops::decode_plan_bytes(ctx_, decode, cache.block_size()));
@@ -168,19 +186,19 @@ TensorView DecodeRecorder::run(const Weights& weights, KvCache& cache, const Pag
     drawn_ = batch.drawn_B.data;
     bank_generation_ = bank_generation;
   }
-  const auto sequences = static_cast<std::int64_t>(batch.ids_T.size());
+  const auto rows = static_cast<std::int64_t>(batch.ids_T.size());
   const std::size_t shape = bank != nullptr && adapters.size() == 1 ? bank->shape_of(*adapters[0].adapter) : 0;
   const Adapter* single = shape != 0 ? adapters[0].adapter : nullptr;
   if (single != nullptr) bank->use_single(*single);
-  const Key key{rows_for(sequences), static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(std::max(batch.max_blocks, 8)))),
-                bank != nullptr, shape};
+  const Key key{rows_for(rows), static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(std::max(batch.max_blocks, 8)))),
+                bank != nullptr, batch.context_len.size() != batch.ids_T.size(), shape};
   Step& step = step_for(key);
   step.host_tiles.clear();
   if (bank != nullptr) bank->append_tiles(step.host_tiles, adapters);
   fill(step, key, batch);
   const auto now = [&] {
     ctx_.runtime->copy_from_host(step.device.data(), step.host.data(), step.host.size() * sizeof(std::int32_t));
-    return forward(weights, cache, step, batch.drawn_B, bank, single).rows(0, sequences);
+    return forward(weights, cache, step, batch.drawn_B, bank, single).rows(0, rows);
   };
   if (!step.is_warm) {
     step.is_warm = true;
@@ -195,7 +213,7 @@ TensorView DecodeRecorder::run(const Weights& weights, KvCache& cache, const Pag
     step.work = ctx_.runtime->record([&] { step.h_BH = forward(weights, cache, step, batch.drawn_B, bank, single); });
     if (step.work == nullptr) return now();
     if (allocations != arena_.num_allocations() || generation != ctx_.workspace->generation())
-      fail(ErrorCode::kInternal, "[decoder] a step of {} sequences took memory while it was recorded", step.rows);
+      fail(ErrorCode::kInternal, "[decoder] a step of {} rows took memory while it was recorded", step.rows);
     num_allocations_ = allocations;
     workspace_generation_ = generation;
   }
@@ -203,7 +221,7 @@ TensorView DecodeRecorder::run(const Weights& weights, KvCache& cache, const Pag
   if (shared_.group != nullptr) shared_.group->meet(shared_.rank);
   step.work->run();
   if (shared_.group != nullptr) shared_.group->meet(shared_.rank);
-  return step.h_BH.rows(0, sequences);
+  return step.h_BH.rows(0, rows);
 }
 
 }  // namespace prl::nn

@@ -216,7 +216,7 @@ TensorView InferenceModel::forward_paged(const Weights& weights, KvCache& cache,
   Impl& m = *impl_;
   const auto num_tokens = static_cast<std::int64_t>(batch.ids_T.size());
   std::vector<AdapterRows> adapters = adapters_of(weights, batch.adapters, num_tokens, m.rest);
-  const bool is_recorded = m.may_record && m.recorder.takes(weights, batch, adapters);
+  const bool is_recorded = m.may_record && m.recorder.takes(weights, cache, batch, adapters);
   if (is_recorded && batch.adapters.empty() && !adapters.empty()) {
     m.rest.resize(static_cast<std::size_t>(num_tokens));
     std::iota(m.rest.begin(), m.rest.end(), 0);

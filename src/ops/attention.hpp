@@ -80,11 +80,12 @@ struct PagedAttention {
 void attention_paged(OpContext& ctx, TensorView out_THD, const PagedAttention& args);
 
 /// Index arrays of one new token per sequence, in device memory (int32), so that a step can be recorded once and replayed with other
-/// values. Row s belongs to sequence s.
+/// values. Row s belongs to sequence s. Several rows may name the blocks of one sequence, with contexts of their own: its next tokens.
 struct DecodeIndex {
   ConstTensorView slot_B;          ///< where the token's k and v go: block * block_size + offset; -1: there is no such sequence
   ConstTensorView context_len_B;   ///< tokens in cache, the new one included; 0: there is no such sequence
   ConstTensorView block_table_BM;  ///< blocks of the sequence
+  bool has_next_tokens = false;    ///< whether they may: all keys and values must then be written before any are read
 };
 /// Whether this device can decode from a DecodeIndex. The functions below require it.
 bool can_decode_by_index(const OpContext& ctx);
@@ -97,7 +98,7 @@ std::size_t decode_plan_bytes(OpContext& ctx, const DecodeIndex& index, std::int
 /// layers to come, no memory needed. `window` as in VarlenAttention, and in all layers that take the plan.
 void plan_decode(OpContext& ctx, TensorView plan, ConstTensorView q_BHD, const KvLayer& layer, const DecodeIndex& index,
                  std::int64_t window = 0);
-/// attention_paged of one token per sequence, bit for bit; rows of absent sequences are not written. Enqueues kernels only.
+/// attention_paged of these tokens, bit for bit; rows of absent sequences are not written. Enqueues kernels only.
 void attention_decode(OpContext& ctx, TensorView out_BHD, ConstTensorView q_BHD, const KvLayer& layer, const DecodeIndex& index,
                       ConstTensorView plan, float scale, std::int64_t window = 0, ConstTensorView sinks_H = {});
 
