@@ -23,7 +23,9 @@ Tensor in_host_memory(const Tensor& values, DeviceRuntime& stream) {
 
 HeldVersions::HeldVersions(std::int64_t num_kept, std::shared_ptr<DeviceRuntime> device, std::chrono::milliseconds timeout)
     : num_kept_(num_kept), device_(std::move(device)), timeout_(timeout) {
-  if (device_ != nullptr) thread_ = std::jthread([this](const std::stop_token& stop) { copy_to_host(stop); });
+  if (device_ == nullptr) return;
+  link_ = make_host_link(device_, /*page_locked=*/true);
+  thread_ = std::jthread([this](const std::stop_token& stop) { copy_to_host(stop); });
 }
 
 HeldVersions::~HeldVersions() = default;
@@ -104,6 +106,20 @@ Tensor HeldVersions::take_spare(const Tensor& like) {
   return {};
 }
 
+Tensor HeldVersions::new_memory(const Tensor& like) {
+  const std::shared_ptr<DeviceRuntime> host = make_cpu_runtime();
+  if (link_ != nullptr) {
+    try {
+      const std::shared_ptr<void> memory = link_->allocate(like.num_bytes());
+      return Tensor::borrow(host, memory, memory.get(), like.shape(), like.dtype());
+    } catch (const Error& error) {
+      log::warning("former weights are copied to ordinary host memory, which takes longer: {}", error.what());
+      link_ = nullptr;
+    }
+  }
+  return Tensor::empty(host, like.shape(), like.dtype());
+}
+
 void HeldVersions::copy_to_host(std::stop_token stop) {
   std::unique_lock lock(mutex_);
   while (has_more_.wait(lock, stop, [this] { return former_on_device() != held_.end(); })) {
@@ -114,8 +130,11 @@ void HeldVersions::copy_to_host(std::stop_token stop) {
     copy->values = take_spare(from->values);
     lock.unlock();
     try {
-      if (!copy->values.defined()) copy->values = Tensor::empty(make_cpu_runtime(), from->values.shape(), from->values.dtype());
-      device_->copy_to_host(copy->values.data(), from->values.data(), from->values.num_bytes());
+      if (!copy->values.defined()) copy->values = new_memory(from->values);
+      if (link_ != nullptr)
+        link_->wait(link_->to_host(copy->values.data(), from->values.data(), from->values.num_bytes()));
+      else
+        device_->copy_to_host(copy->values.data(), from->values.data(), from->values.num_bytes());
     } catch (const std::exception& error) {
       log::warning("policy v{} is not held for engines that lag: {}", version, error.what());
       copy.reset();

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "device/host_link.hpp"
 #include "tensor/tensor.hpp"
 #include "weights/share.hpp"
 
@@ -19,7 +20,8 @@ namespace prl::weights {
 Tensor in_host_memory(const Tensor& values, DeviceRuntime& stream);
 
 /// The newest versions of a trainer's weights, which engines may ask for. The newest stays where it is; a former one that lies on the
-/// trainer's device is copied to host memory, for engines that lag, so that at most two versions that only engines need lie there.
+/// trainer's device is copied to host memory (page-locked where there is such), for engines that lag, so that at most two versions that
+/// only engines need lie there.
 class HeldVersions {
  public:
   struct Held {
@@ -58,6 +60,8 @@ class HeldVersions {
   void copy_to_host(std::stop_token stop);
   /// With mutex_ held. Memory for a copy: that of a version which is not held any more, whose pages are there already.
   Tensor take_spare(const Tensor& like);
+  /// Of link_, or without it for lack of such memory.
+  Tensor new_memory(const Tensor& like);
 
   std::int64_t num_kept_;
   std::shared_ptr<DeviceRuntime> device_;
@@ -67,6 +71,7 @@ class HeldVersions {
   std::map<std::int64_t, std::shared_ptr<const Held>> held_;
   std::vector<std::weak_ptr<const Held>> on_device_;  ///< all but the newest that anybody uses
   std::vector<std::shared_ptr<const Held>> spares_;   ///< in host memory, not held any more; at most one
+  std::shared_ptr<HostLink> link_;  ///< of the thread; nullptr: there was no memory for it
   std::jthread thread_;
 };
 
