@@ -2,7 +2,8 @@
 # Static library prl_<name> from src/<name>/**.cpp, and one test binary <name>_test from the *_test.cpp beside them.
 # Files below a folder cuda/ are part of it only where nvcc was found (prl_cuda.cmake), their tests in <name>_cuda_test;
 # a file named *_absent.cpp stands in for them elsewhere.
-# CUDA_TESTS names tests of the module that <name>_cuda_test compiles a second time, with PRL_TEST_CUDA defined.
+# CUDA_TESTS names tests of the module that are part of <name>_cuda_test, too: compiled once, they ask tests_gpu() which of both they are in.
+# Those below a folder cuda/ are in <name>_cuda_test alone.
 # CUDA_JOINED: small kernel files below cuda/ that are compiled together, "one two three" for each group.
 # Files named *_avx2.cpp, *_avx512.cpp, *_amx.cpp get the flags of that instruction set; nothing else does.
 set(PRL_WARNINGS -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Werror)
@@ -51,6 +52,13 @@ function(prl_join target)
   endif()
 endfunction()
 
+# prl_compile_tests(TARGET OPTIMIZATION): how files with tests are compiled.
+function(prl_compile_tests target optimization)
+  target_compile_options(${target} PRIVATE ${PRL_WARNINGS} ${optimization})
+  prl_join(${target})
+  prl_precompile(${target} test)
+endfunction()
+
 function(prl_module name)
   cmake_parse_arguments(M "" "" "DEPS;LIBS;CUDA_TESTS;CUDA_JOINED" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
@@ -84,8 +92,16 @@ function(prl_module name)
   if(sources AND name IN_LIST PRL_JOINED)
     prl_join(${target})
   endif()
+  set(shared_tests "")
   if(PRL_WITH_CUDA)
-    prl_cuda_sources(${name} ${target} "${M_CUDA_JOINED}" ${M_CUDA_TESTS})
+    set(cuda_tests ${M_CUDA_TESTS})
+    list(FILTER cuda_tests INCLUDE REGEX "/cuda/")
+    set(shared_tests ${M_CUDA_TESTS})
+    list(FILTER shared_tests EXCLUDE REGEX "/cuda/")
+    prl_cuda_sources(${name} ${target} "${M_CUDA_JOINED}" ${cuda_tests})
+    foreach(test ${shared_tests})
+      list(REMOVE_ITEM tests ${CMAKE_CURRENT_SOURCE_DIR}/${test})
+    endforeach()
   endif()
   target_include_directories(${target} ${scope} ${CMAKE_SOURCE_DIR}/src)
   target_link_libraries(${target} ${scope} ${M_LIBS} prl_asio)
@@ -131,10 +147,16 @@ function(prl_module name)
   endforeach()
   if(PRL_TESTS AND tests)
     add_executable(${name}_test ${tests})
-    target_compile_options(${name}_test PRIVATE ${PRL_WARNINGS} ${test_optimization})
-    prl_join(${name}_test)
     target_link_libraries(${name}_test PRIVATE ${target} prl_test_source_dir prl_unit_test_main GTest::gmock GTest::gtest)
-    prl_precompile(${name}_test test)
+    if(shared_tests)
+      add_library(${name}_shared_test OBJECT ${shared_tests})
+      target_link_libraries(${name}_shared_test PRIVATE ${target} prl_test_source_dir GTest::gmock GTest::gtest)
+      foreach(program ${name}_test ${name}_cuda_test)
+        target_sources(${program} PRIVATE $<TARGET_OBJECTS:${name}_shared_test>)
+      endforeach()
+      prl_compile_tests(${name}_shared_test ${test_optimization})
+    endif()
+    prl_compile_tests(${name}_test ${test_optimization})
     add_test(NAME ${name}_test COMMAND ${name}_test)
     set_tests_properties(${name}_test PROPERTIES LABELS unit TIMEOUT ${test_timeout})
   endif()

@@ -14,6 +14,7 @@
 #include "base/rng.hpp"
 #include "base/testing/eventually.hpp"
 #include "base/testing/temp_folder.hpp"
+#include "device/testing/test_runtime.hpp"
 #include "engine/adapter_set.hpp"
 #include "engine/engine.hpp"
 #include "engine/test_support.hpp"
@@ -28,14 +29,10 @@ using testing::Inbox;
 
 constexpr std::int64_t kVocabSize = 1100;
 
-#ifdef PRL_TEST_CUDA
 /// One GPU each, or streams of the same.
 std::shared_ptr<DeviceRuntime> make_device(std::size_t rank) {
-  return make_cuda_runtime(static_cast<int>(rank % list_cuda_devices().devices.size()));
+  return tests_gpu() ? make_cuda_runtime(static_cast<int>(rank % list_cuda_devices().devices.size())) : make_cpu_runtime();
 }
-#else
-std::shared_ptr<DeviceRuntime> make_device(std::size_t) { return make_cpu_runtime(); }
-#endif
 
 struct Kind {
   const char* family;
@@ -270,7 +267,6 @@ TEST_P(SharedLayersTest, TheAdapterOfAPolicyIsThatOfOneDevice) {
   expect_same(several->proof(kPatience), one->proof(kPatience));
 }
 
-#ifdef PRL_TEST_CUDA
 TEST_P(SharedLayersTest, PartsAreCopiedFromTheFirstDevice) {
   const Tensor host = values(7), there = Tensor::empty(devices_[0]->runtime, host.shape(), host.dtype());
   there.runtime()->copy_from_host(there.data(), host.data(), host.num_bytes());
@@ -278,7 +274,6 @@ TEST_P(SharedLayersTest, PartsAreCopiedFromTheFirstDevice) {
   const auto of_device = nn::load_shared_weights(devices_, config_, there, PolicyVersion{1}, nullptr);
   EXPECT_EQ(nn::checksum(*of_device).tensors, nn::checksum(*shared(7, 1)).tensors);
 }
-#endif
 
 TEST_P(SharedLayersTest, AFolderIsReadInParts) {
   const std::filesystem::path folder = std::filesystem::path(::testing::TempDir()) / "shared_layers_model";

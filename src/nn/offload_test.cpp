@@ -59,11 +59,11 @@ TEST_P(OffloadTest, ChangesNoBit) {
   const Packed few = random_packed(config_.vocab_size, {20, 3, 41}, 5);  // how many tokens a copy has changes nothing about when it is made
   TrainableModel plain(ctx(), *parameters_, {});
   const std::vector<std::vector<float>> wanted = step(plain, few);
-#ifdef PRL_TEST_CUDA
-  const std::vector<std::shared_ptr<HostLink>> links{make_host_link(runtime_, true), make_host_link(runtime_, false)};
-#else
-  const std::vector<std::shared_ptr<HostLink>> links{make_host_link(runtime_, true), std::make_shared<LazyHostLink>(runtime_)};
-#endif
+  std::vector<std::shared_ptr<HostLink>> links{make_host_link(runtime_, true)};
+  if (tests_gpu())
+    links.push_back(make_host_link(runtime_, false));
+  else
+    links.push_back(std::make_shared<LazyHostLink>(runtime_));
   for (const ActivationCheckpointing& checkpointing : kCheckpointings)
     for (const int max_inflight : {1, 2, 20})
       for (std::size_t link = max_inflight == 2 ? 0 : 1; link < links.size(); ++link) {  // the second is the stricter one
@@ -90,11 +90,7 @@ TEST_P(OffloadTest, TakesWhatIsForetold) {
       const std::size_t before = runtime_->bytes_in_use();
       // The host's memory is the device's here: the link counts what it hands out.
       const auto host = std::make_shared<LazyHostLink>(make_cpu_runtime());
-#ifdef PRL_TEST_CUDA
-      const ActivationOffload offload{make_host_link(runtime_, true), max_inflight};
-#else
-      const ActivationOffload offload{host, max_inflight};
-#endif
+      const ActivationOffload offload{tests_gpu() ? make_host_link(runtime_, true) : host, max_inflight};
       TrainableModel model(ctx(), *parameters_, checkpointing, offload);
       step(model);
       model.fit_memory();
@@ -102,14 +98,13 @@ TEST_P(OffloadTest, TakesWhatIsForetold) {
       EXPECT_NEAR(static_cast<double>(runtime_->bytes_in_use() - before), static_cast<double>(foretold.device),
                   0.01 * static_cast<double>(foretold.device))
           << to_string(checkpointing) << ", " << max_inflight << " in flight";
-#ifndef PRL_TEST_CUDA
+      if (tests_gpu()) continue;
       const std::size_t copies = host->num_copies();
       step(model);
       EXPECT_NEAR(static_cast<double>(host->bytes_allocated()), static_cast<double>(foretold.host),
                   0.01 * static_cast<double>(foretold.host));
       // Layers that nobody follows in their place stay where they are; the others go and come back once.
       EXPECT_EQ(host->num_copies() - copies, 2u * static_cast<unsigned>(kLayers - max_inflight - 1));
-#endif
     }
 }
 

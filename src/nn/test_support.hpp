@@ -13,22 +13,13 @@
 #include "nn/decoder.hpp"
 #include "nn/exact_parts.hpp"
 #include "nn/init_model.hpp"
-#ifdef PRL_TEST_CUDA
-#include "ops/cuda/test_session.hpp"
-#endif
 
-// Shared by the tests of this folder; included by *_test.cpp only. With PRL_TEST_CUDA they run on the GPU, with memory that the
-// host sees and a wait after every op.
+// Shared by the tests of this folder; included by *_test.cpp only. Where they test the GPU (tests_gpu()), its memory is such that the host
+// sees, and each op is waited for.
 namespace prl::nn::testing_support {
 
 struct TestSession {
-#ifdef PRL_TEST_CUDA
-  explicit TestSession(int num_threads) : session(ops::testing::make_visible_cuda_runtime(), num_threads) {
-    session.context().table = &ops::testing::waiting_cuda_table();
-  }
-#else
-  explicit TestSession(int num_threads) : session(make_cpu_runtime(), num_threads) {}
-#endif
+  explicit TestSession(int num_threads);
   ops::OpContext& context() { return session.context(); }
   ops::OpSession session;
 };

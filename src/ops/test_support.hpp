@@ -13,13 +13,10 @@
 
 #include "base/rng.hpp"
 #include "ops/cpu/table.hpp"
-#ifdef PRL_TEST_CUDA
-#include "ops/cuda/test_session.hpp"
-#endif
 
-// What the tests of the ops share: sessions of every CPU kind, random and poisoned tensors, comparisons. The same tests are
-// compiled a second time with PRL_TEST_CUDA, for the GPU: its kernels then work on host memory that the device sees, and every op
-// is waited for, so that a test may look at tensors as it does on the CPU.
+// What the tests of the ops share: sessions of every CPU kind, random and poisoned tensors, comparisons. In the program that tests the GPU
+// (tests_gpu()) its kernels work on host memory that the device sees, and every op is waited for, so that a test may look at tensors as it
+// does on the CPU.
 
 namespace prl::ops::testing {
 
@@ -32,27 +29,11 @@ struct Kind {
 };
 inline const char* to_string(Kind kind) { return kind.is_cuda ? "cuda" : cpu::to_string(kind.cpu); }
 
-#ifdef PRL_TEST_CUDA
-inline Kind default_kind() {
-  Kind cuda;
-  cuda.is_cuda = true;
-  return cuda;
-}
-inline std::vector<Kind> available_kinds() { return {default_kind()}; }
-inline std::shared_ptr<DeviceRuntime> make_runtime(Kind) { return make_visible_cuda_runtime(); }
-inline const OpTable& table_of(Kind) { return waiting_cuda_table(); }
-#else
-inline Kind default_kind() { return cpu::chosen_kind(); }
-inline std::vector<Kind> available_kinds() {
-  std::vector<Kind> out;
-  for (const auto kind :
-       {cpu::CpuKind::kPortable, cpu::CpuKind::kAvx2, cpu::CpuKind::kAvx512, cpu::CpuKind::kAvx512Bf16, cpu::CpuKind::kAmx})
-    if (cpu::is_available(kind)) out.push_back(kind);
-  return out;
-}
-inline std::shared_ptr<DeviceRuntime> make_runtime(Kind) { return make_cpu_runtime(); }
-inline const OpTable& table_of(Kind kind) { return cpu::op_table(kind.cpu); }
-#endif
+/// The program's own: the CPU kind that this process uses, or the GPU.
+Kind default_kind();
+std::vector<Kind> available_kinds();
+std::shared_ptr<DeviceRuntime> make_runtime(Kind kind);
+const OpTable& table_of(Kind kind);
 
 /// A session with the bodies of one kind.
 struct Session {

@@ -7,6 +7,7 @@
 
 #include "comm/testing/lazy_communicator.hpp"
 #include "comm/testing/ranks.hpp"
+#include "device/testing/test_runtime.hpp"
 #include "trainer/test_support.hpp"
 
 namespace prl::trainer {
@@ -14,13 +15,7 @@ namespace {
 
 using testing_support::Scratch;
 
-#ifdef PRL_TEST_CUDA
-constexpr bool kOnGpus = true;
-constexpr const char* kBackend = "nccl";
-#else
-constexpr bool kOnGpus = false;
-constexpr const char* kBackend = "threads";
-#endif
+const char* backend() { return tests_gpu() ? "nccl" : "threads"; }
 
 constexpr std::int64_t kNumRows = 5;
 
@@ -29,7 +24,7 @@ nn::InitModelOptions model_of(bool ties_head) {
   nn::InitModelOptions options = testing_support::model_of_several_chunks();
   options.num_layers = 5;
   options.tie_word_embeddings = ties_head;
-  if (kOnGpus) {
+  if (tests_gpu()) {
     options.hidden_size = 512;
     options.intermediate_size = 2048;
     options.num_heads = 8;
@@ -74,12 +69,12 @@ struct Exchange {
 
 /// The sum of kNumRows rows at each rank, twice, against sums formed here.
 void expect_sums(const Exchange& run, const std::filesystem::path& model) {
-  comm::testing::run_threads(kBackend, run.size, [&](comm::Communicator& world) {
+  comm::testing::run_threads(backend(), run.size, [&](comm::Communicator& world) {
     comm::Communicator* group = &world;
     std::optional<comm::testing::LazyCommunicator> lazy;
     std::vector<int> all;
     for (int r = 0; r < run.size; ++r) all.push_back(r);
-    if (!kOnGpus) group = &lazy.emplace(world.subgroup(all, "lazy", 0));
+    if (!tests_gpu()) group = &lazy.emplace(world.subgroup(all, "lazy", 0));
     const auto policy = make_policy(model, world.options().runtime, DType::kF32);
     nn::Parameters& parameters = policy->parameters();
     const ShardPlan plan(*parameters.table(), run.size, false);
@@ -120,8 +115,8 @@ void expect_sums(const Exchange& run, const std::filesystem::path& model) {
 }
 
 TEST(GradientExchange, SectionsAreAddedWhenTheyHaveComeAndPlacesWrittenWhenTheyWereSent) {
-  const int most = kOnGpus ? 2 : 4;
-  if (const std::string reason = comm::testing::reason_to_skip(kBackend, most); !reason.empty()) GTEST_SKIP() << reason;
+  const int most = tests_gpu() ? 2 : 4;
+  if (const std::string reason = comm::testing::reason_to_skip(backend(), most); !reason.empty()) GTEST_SKIP() << reason;
   for (const bool ties_head : {false, true}) {
     Scratch scratch("exchange");
     nn::init_model(model_of(ties_head), scratch.path);
@@ -132,12 +127,12 @@ TEST(GradientExchange, SectionsAreAddedWhenTheyHaveComeAndPlacesWrittenWhenTheyW
 
 // One device adds most of a row where the sum is: the bits of rows that were formed apart, in less memory.
 TEST(GradientExchange, OneRankAddsRowsWhereTheSumIs) {
-  if (const std::string reason = comm::testing::reason_to_skip(kBackend, 1); !reason.empty()) GTEST_SKIP() << reason;
+  if (const std::string reason = comm::testing::reason_to_skip(backend(), 1); !reason.empty()) GTEST_SKIP() << reason;
   Scratch scratch("exchange-one");
   for (const bool ties_head : {false, true}) {
     nn::init_model(model_of(ties_head), scratch.path / (ties_head ? "tied" : "untied"));
     for (const DType compute : {DType::kF32, DType::kBF16}) {
-      const auto policy = make_policy(scratch.path / (ties_head ? "tied" : "untied"), kOnGpus ? make_cuda_runtime() : nullptr, compute);
+      const auto policy = make_policy(scratch.path / (ties_head ? "tied" : "untied"), tests_gpu() ? make_cuda_runtime() : nullptr, compute);
       nn::Parameters& parameters = policy->parameters();
       const auto group = comm::make_local_communicator();
       const ShardPlan plan(*parameters.table(), 1, false);
@@ -185,7 +180,7 @@ TEST(GradientExchange, OneRankAddsRowsWhereTheSumIs) {
 
 // Of a whole training step, with its forward and backward passes.
 TEST(GradientExchange, StepsOfTwoDevicesGiveTheBitsOfOne) {
-  if (const std::string reason = comm::testing::reason_to_skip(kBackend, 2); !reason.empty()) GTEST_SKIP() << reason;
+  if (const std::string reason = comm::testing::reason_to_skip(backend(), 2); !reason.empty()) GTEST_SKIP() << reason;
   Scratch scratch("exchange-steps");
   nn::init_model(model_of(true), scratch.path);
   for (const DType compute : {DType::kF32, DType::kBF16}) {
@@ -198,9 +193,9 @@ TEST(GradientExchange, StepsOfTwoDevicesGiveTheBitsOfOne) {
       for (std::int64_t i = 1; i <= 3; ++i) step.run(testing_support::cross_entropy_rows(i, 7), PolicyVersion{i});
       return nn::checksum(*policy->weights()).combined;
     };
-    const std::uint64_t alone = train(nullptr, kOnGpus ? make_cuda_runtime() : nullptr, false);
+    const std::uint64_t alone = train(nullptr, tests_gpu() ? make_cuda_runtime() : nullptr, false);
     for (const bool overlaps : {false, true})
-      comm::testing::run_threads(kBackend, 2, [&](comm::Communicator& group) {
+      comm::testing::run_threads(backend(), 2, [&](comm::Communicator& group) {
         comm::Mesh mesh(group.subgroup(std::vector<int>{0, 1}, "train", 0));
         EXPECT_EQ(train(&mesh, group.options().runtime, overlaps), alone) << to_string(compute) << ", overlaps: " << overlaps;
       });

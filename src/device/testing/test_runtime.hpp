@@ -4,13 +4,11 @@
 
 namespace prl {
 
-/// The device of a test that is compiled once for the CPU and once, with PRL_TEST_CUDA, for a GPU.
-inline std::shared_ptr<DeviceRuntime> make_test_runtime() {
-#ifdef PRL_TEST_CUDA
-  return make_cuda_runtime();
-#else
-  return make_cpu_runtime();
-#endif
-}
+/// Whether this is the program of a module's tests that needs a GPU. Tests that CUDA_TESTS names (cmake/prl.cmake) are compiled once and are
+/// part of both programs: of <module>_test, where they test the CPU, and of <module>_cuda_test.
+bool tests_gpu() noexcept;
+
+/// The device of such a test.
+inline std::shared_ptr<DeviceRuntime> make_test_runtime() { return tests_gpu() ? make_cuda_runtime() : make_cpu_runtime(); }
 
 }  // namespace prl
