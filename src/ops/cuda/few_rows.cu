@@ -49,10 +49,25 @@ CUtensorMap gate_up_map(const Product& p, std::int64_t more_rows, int box_column
 
 /// Steps along K that fit into a block's share of shared memory.
 int slots_of(const FewRowsTile& t, std::int64_t K, int shared_bytes) {
-  const int blocks = blocks_per_slot(t.rows, t.eight);
-  const int slot_bytes = blocks * ((t.rows + t.ranks) * kRowBytes + t.columns * column_bytes(t.eight)) + 16;
+  const int blocks = blocks_per_slot(t.rows), slot_bytes = blocks * (t.rows + t.columns + t.ranks) * kRowBytes + 16;
   const std::int64_t room = (shared_bytes - kSpan * kRowBytes - (t.ranks > 0 ? adapter_bytes(t.rows) + 16 : 0)) / slot_bytes;
   return static_cast<int>(std::clamp<std::int64_t>(room, 1, ceil_div(K, blocks * kBlock)));
+}
+
+/// The same where weights are codes: few slots of what has been widened, which only what widens and what computes wait for, and all others
+/// of codes, which come from memory. Sets the tile's; false if there is no room for two of both.
+bool fit_codes(FewRowsTile& t, std::int64_t K, bool has_norm, int shared_bytes) {
+  const int blocks = blocks_per_slot(t.rows, true), row_bytes = blocks * t.rows * kRowBytes, code_bytes = blocks * t.columns * kBlock + 16;
+  const int steps = static_cast<int>(ceil_div(K, blocks * kBlock));
+  for (int slots = std::min(4, steps); slots >= std::min(2, steps); --slots) {
+    const int of_rows = std::max((has_norm ? steps : slots) * row_bytes, (kSpan - t.columns) * kRowBytes);
+    const int room = (shared_bytes - slots * (blocks * t.columns * kRowBytes + 16) - of_rows) / code_bytes;
+    if (room < std::min(steps, slots > 2 ? 4 : 2)) continue;
+    t.slots = slots;
+    t.code_slots = std::min(room, steps);
+    return true;
+  }
+  return false;
 }
 
 /// Nanoseconds, by the bytes that the copies load: a from the second-level cache once the earlier kernels have ended; b about half before
@@ -118,7 +133,7 @@ std::optional<FewRowsTile> few_rows_tile(const Product& p, const cudaDeviceProp&
     return std::nullopt;
   const int unit = fusion.swiglu ? 16 : 8;
   const int processors = device.multiProcessorCount;
-  const bool eight = p.b_codes.codes != nullptr && fusion.lora == nullptr && p.out_dtype == DType::kBF16 && p.N % 16 == 0;
+  const bool eight = p.b_codes.codes != nullptr && p.M <= kMaxEightBitRows && fusion.lora == nullptr && p.out_dtype == DType::kBF16;
   FewRowsTile best;
   double best_time = 0;
   for (int rows = 8; rows <= 128 && (rows == 8 || rows < 2 * p.M); rows *= 2)
@@ -128,7 +143,7 @@ std::optional<FewRowsTile> few_rows_tile(const Product& p, const cudaDeviceProp&
       const double time = copy_time(p, rows, columns, *ranks, eight, processors);
       if (best_time > 0 && time >= best_time) continue;
       best_time = time;
-      best = {.rows = rows, .columns = columns, .eight = eight};
+      best = {.rows = rows, .columns = columns};
     }
   if (best_time == 0) return std::nullopt;
   const auto blocks_with = [&](int columns) { return ceil_div(p.M, best.rows) * ceil_div(p.N, columns); };
@@ -143,10 +158,13 @@ std::optional<FewRowsTile> few_rows_tile(const Product& p, const cudaDeviceProp&
   best.ranks = ranks_of_tile(p, fusion, best.rows, best.columns).value_or(0);
   const bool is_one_wave = blocks_with(best.columns) <= processors;
   const int shared_bytes = kSharedBytes - (fusion.rows_are_there != nullptr ? kBesideBytes : 0);
+  if (eight && (fit_codes(best, p.K, fusion.norm != nullptr, is_one_wave ? shared_bytes : shared_bytes / 2) ||
+                fit_codes(best, p.K, fusion.norm != nullptr, shared_bytes)))
+    return best;
   best.slots = slots_of(best, p.K, is_one_wave ? shared_bytes : shared_bytes / 2);
   // Many ranks leave two blocks of a multiprocessor too little room: a slot is given back only after the products of the next have begun.
   if (best.slots < 2) best.slots = slots_of(best, p.K, shared_bytes);
-  if (best.slots < 2 && p.K > blocks_per_slot(best.rows, best.eight) * kBlock) return std::nullopt;
+  if (best.slots < 2 && p.K > blocks_per_slot(best.rows) * kBlock) return std::nullopt;
   return best;
 }
 
@@ -165,10 +183,11 @@ std::optional<FewRowsTile> expert_rows_tile(const Product& p, const cudaDevicePr
 
 void few_rows_product(const OpContext& ctx, const Product& p, const FewRowsTile& t, const FewRowsFusion& fusion) {
   FewRowsArgs a{};
-  const int blocks = blocks_per_slot(t.rows, t.eight);
+  const bool eight = t.code_slots > 0;
+  const int blocks = blocks_per_slot(t.rows, eight);
   const bool is_apart = t.ranks > 0 && (fusion.swiglu || t.columns + t.ranks > kSpan);
   const std::int64_t more_rows = fusion.experts != nullptr ? (fusion.experts->num_experts - 1) * fusion.experts->rows_apart : 0;
-  a.weights = t.eight         ? codes_map(p, t.columns, blocks, fusion.swiglu)
+  a.weights = eight           ? codes_map(p, t.columns, blocks, fusion.swiglu)
               : fusion.swiglu ? gate_up_map(p, more_rows, t.columns, blocks)
                             : rows_map(p.b, p.N + more_rows, p.K, p.b_stride, t.columns, t.ranks > 0 && !is_apart ? 1 : blocks);
   if (fusion.experts != nullptr) {
@@ -212,14 +231,16 @@ void few_rows_product(const OpContext& ctx, const Product& p, const FewRowsTile&
     a.rows = rows_map(p.a, p.M, p.K, p.a_stride, t.rows, blocks);
   }
   const int behind = is_apart ? 0 : t.ranks, apart = is_apart ? t.ranks : 0;  // rows of A
-  const int weight_slot = blocks * (t.columns * column_bytes(t.eight) + behind * kRowBytes), row_slots = fusion.norm != nullptr ? a.num_steps : t.slots;
+  const int weight_slot = blocks * (t.columns + behind) * kRowBytes, row_slots = fusion.norm != nullptr ? a.num_steps : t.slots;
   a.ranks_at = t.slots * weight_slot;
   a.rows_at = a.ranks_at + t.slots * blocks * apart * kRowBytes;
   // Products read kSpan rows of weights and of A, whatever there is.
-  const int overrun = (kSpan - (apart > 0 ? apart : t.columns + behind)) * column_bytes(t.eight);
-  a.barriers_at = a.rows_at + std::max(row_slots * blocks * t.rows * kRowBytes, overrun);
+  const int overrun = (kSpan - (apart > 0 ? apart : t.columns + behind)) * kRowBytes;
+  a.codes_at = a.rows_at + std::max(row_slots * blocks * t.rows * kRowBytes, overrun);
+  a.code_slots = t.code_slots;
+  a.barriers_at = a.codes_at + t.code_slots * blocks * t.columns * kBlock;
   a.adapter_at = round_up(a.barriers_at + 2 * t.slots * 8, 16);
-  if (t.eight) {
+  if (eight) {
     a.code_factors = p.b_codes.factors;
     return launch_eight_bit_rows(ctx, p, a, t.rows, fusion.swiglu);
   }

@@ -20,7 +20,7 @@ struct FewRowsTile {
   int columns = 8;  ///< of out per block: a multiple of 8 up to 64
   int slots = 1;    ///< steps along K that are in shared memory at a time
   int ranks = 0;    ///< rows of an adapter's A that a block has room for
-  bool eight = false;  ///< weights are read as Product::b_codes
+  int code_slots = 0;  ///< steps whose weights are in shared memory as codes at a time; 0: they are not read as Product::b_codes
 };
 /// Rows that one expert's matrix is multiplied with: [first, first + count) of the product's rows.
 struct alignas(16) RowTile {
@@ -53,6 +53,9 @@ struct FewRowsFusion {
 constexpr std::int64_t kMaxNormRows = 16, kMaxNormColumns = 1024;
 
 constexpr int kBesideBytes = 16 * 1024;
+
+/// Rows of a product beyond which weights are read as values even if there are codes: more rows are no longer bound by reading.
+constexpr std::int64_t kMaxEightBitRows = 64;
 
 /// Beyond these the library was as fast; more than 128 rows were measured before tiles were stored whole, and where K is larger only the
 /// last of them.

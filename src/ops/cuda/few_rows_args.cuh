@@ -17,10 +17,8 @@ constexpr int kRowBytes = kBlock * 2;
 constexpr int kGroup = 128, kCopying = 2 * kWarp;  ///< threads: of a warpgroup that computes, and of the warps that copy weights and rows
 constexpr int kSpan = 64;                          ///< columns that products read, whatever the tile has
 
-/// Blocks of K that one copy loads into a slot.
-__host__ __device__ constexpr int blocks_per_slot(int rows, bool eight = false) { return rows <= 16 ? 4 : rows <= 64 || eight ? 2 : 1; }
-/// Bytes of a column of weights in one block of K.
-__host__ __device__ constexpr int column_bytes(bool eight) { return eight ? kBlock : kRowBytes; }
+/// Blocks of K that one copy loads into a slot. Of codes few: what is widened waits for whole slots.
+__host__ __device__ constexpr int blocks_per_slot(int rows, bool eight = false) { return rows <= 16 && !eight ? 4 : rows <= 64 ? 2 : 1; }
 
 /// Where A lies: behind the columns of the weight, so that one product forms both, or apart, where they have no room for it.
 enum class AdapterPlace { kNone, kBehind, kApart };
@@ -61,6 +59,7 @@ struct FewRowsArgs {
   // Of weights that are codes (EightBitCodes); `weights` then is a map of 4 bytes each, [K / 64][N / 8][128] with boxes [blocks per
   // slot][columns / 8][128], of gate and up [K / 64][N / 16][2][2][64] with boxes [blocks][columns / 16][2][2][64].
   const std::uint16_t* code_factors;
+  int code_slots, codes_at;  ///< slots of codes, and where they lie in shared memory; their barriers follow the others
 };
 
 /// The rows of a block, and where its weights begin.
@@ -81,27 +80,26 @@ __device__ __forceinline__ int rows_begin(const RowsOfBlock<true>& rows) {
 }
 __device__ __forceinline__ int rows_end(const FewRowsArgs& a, const RowsOfBlock<false>&) { return a.M; }
 __device__ __forceinline__ int rows_end(const FewRowsArgs&, const RowsOfBlock<true>& rows) { return rows.end; }
-/// Threads that compute a tile: a warpgroup, or one for each 64 rows, but for codes.
-__host__ __device__ constexpr int computing_threads(int rows, bool eight = false) {
-  return rows >= 64 && !eight ? rows / 64 * kGroup : kGroup;
-}
+/// Threads that compute a tile: a warpgroup, or one for each 64 rows.
+__host__ __device__ constexpr int computing_threads(int rows) { return rows >= 64 ? rows / 64 * kGroup : kGroup; }
 
 /// Of weights that are codes, as FewRowsArgs says; boxes of `blocks` blocks of K and `columns` columns.
 CUtensorMap codes_map(const Product& p, int columns, int blocks, bool swiglu);
-/// Queues the product of weights that are codes, by tiles of so many rows; without adapters and experts.
+/// Queues the product of weights that are codes, by tiles of so many rows up to kMaxEightBitRows; without adapters and experts.
 void launch_eight_bit_rows(const OpContext& ctx, const Product& p, const FewRowsArgs& a, int rows, bool swiglu);
 
 #if PRL_HOPPER
 
-/// A tile of out, formed by products of 64 by 8 to 128. Up to 32 rows stand on the right, from 64 on they stand on the left, 64 for each
-/// warpgroup: then a warp has 16 rows of its own, and a lane neighbouring columns. Beside codes, which are widened in registers, as only
-/// the left operand may be, all rows stand on the right.
+/// A tile of out, formed by products of 64 by 8 to 64. Up to 32 rows stand on the right, from 64 on they stand on the left, 64 for each
+/// warpgroup: then a warp has 16 rows of its own, and a lane neighbouring columns.
 template <int kRows_, bool kEight_ = false>
 struct Tile {
   static constexpr int kRows = kRows_;
-  static constexpr bool kEight = kEight_, kHasRowsLeft = kRows >= 64 && !kEight;
-  static constexpr int kGroups = computing_threads(kRows, kEight) / kGroup, kEach = kRows / kGroups;  ///< kEach: rows of a warpgroup
-  static constexpr int kResults = kEach * kSpan / kGroup;                                             ///< of a thread
+  static constexpr bool kEight = kEight_;  ///< weights come as codes
+  static constexpr int kBlocks = blocks_per_slot(kRows, kEight);
+  static constexpr bool kHasRowsLeft = kRows >= 64;
+  static constexpr int kGroups = computing_threads(kRows) / kGroup, kEach = kRows / kGroups;  ///< kEach: rows of a warpgroup
+  static constexpr int kResults = kEach * kSpan / kGroup;                                     ///< of a thread
 };
 
 #endif  // PRL_HOPPER

@@ -19,7 +19,7 @@ void launch_rows(const OpContext& ctx, const Product& p, const FewRowsArgs& a, b
 }  // namespace
 
 CUtensorMap codes_map(const Product& p, int columns, int blocks, bool swiglu) {
-  constexpr std::int64_t kWords = kCodesOfEight / 4;
+  constexpr std::int64_t kWords = 8 * kBlock / 4;  // of 8 outputs
   const std::int64_t eights = p.N / 8;
   const auto num_eights = static_cast<std::uint64_t>(eights), blocks_of_K = static_cast<std::uint64_t>(p.K / kBlock);
   const auto box_blocks = static_cast<std::uint32_t>(blocks);
@@ -38,8 +38,7 @@ void launch_eight_bit_rows(const OpContext& ctx, const Product& p, const FewRows
     case 8: return launch_rows<8>(ctx, p, a, swiglu);
     case 16: return launch_rows<16>(ctx, p, a, swiglu);
     case 32: return launch_rows<32>(ctx, p, a, swiglu);
-    case 64: return launch_rows<64>(ctx, p, a, swiglu);
-    default: return launch_rows<128>(ctx, p, a, swiglu);
+    default: return launch_rows<64>(ctx, p, a, swiglu);
   }
 }
 

@@ -30,18 +30,17 @@ constexpr int kPacedCopies = 2;
 /// and by one for each block of K of a slot where an adapter's A lies between those.
 template <typename Tile, AdapterPlace kAdapter>
 __host__ __device__ constexpr int weight_copies() {
-  return kAdapter == AdapterPlace::kBehind ? blocks_per_slot(Tile::kRows, Tile::kEight) : 1;
+  return kAdapter == AdapterPlace::kBehind ? Tile::kBlocks : 1;
 }
 template <typename Tile, bool kNorm, bool kSwiglu, bool kIsRows, AdapterPlace kAdapter, bool kOfExperts>
 __device__ __forceinline__ void copy_steps(const FewRowsArgs& a, const RowsOfBlock<kOfExperts>& of_block, unsigned char* shared,
                                            std::uint64_t* full, std::uint64_t* empty) {
-  constexpr int kBlocks = blocks_per_slot(Tile::kRows, Tile::kEight), kRowsBytes = kNorm ? 0 : kBlocks * Tile::kRows * kRowBytes;
-  constexpr int kColumnBytes = column_bytes(Tile::kEight);
+  constexpr int kBlocks = Tile::kBlocks, kRowsBytes = kNorm ? 0 : kBlocks * Tile::kRows * kRowBytes;
   constexpr bool kHasRanksBehind = kAdapter == AdapterPlace::kBehind;
   const int row = rows_begin<Tile::kRows>(of_block);
   int column = static_cast<int>(blockIdx.x) * a.columns;
   if constexpr (kOfExperts) column += kSwiglu ? 2 * of_block.first_weight : of_block.first_weight;
-  const int weight_bytes = kBlocks * a.columns * kColumnBytes, pitch = (a.columns + (kHasRanksBehind ? a.ranks : 0)) * kColumnBytes;
+  const int weight_bytes = kBlocks * a.columns * kRowBytes, pitch = (a.columns + (kHasRanksBehind ? a.ranks : 0)) * kRowBytes;
   const int slot_bytes = kIsRows ? kRowsBytes : kBlocks * pitch,
             copy = !kIsRows && kHasRanksBehind ? static_cast<int>(threadIdx.x) % kWarp : 0;
   unsigned char* const begin = shared + (kIsRows ? a.rows_at : 0) + copy * pitch;
@@ -58,13 +57,14 @@ __device__ __forceinline__ void copy_steps(const FewRowsArgs& a, const RowsOfBlo
     if (step >= a.slots) barrier_wait(empty + slot, phase);
     if (kNorm && step >= kPacedCopies && step - kPacedCopies < a.slots) barrier_wait(full + step - kPacedCopies, 0);
     if constexpr (kIsRows) {
+      if (Tile::kEight) barrier_arrive_expect(full + slot, kRowsBytes);
       copy_box(to, &a.rows, full + slot, 0, row, block);
     } else {
       if (copy == 0) barrier_arrive_expect(full + slot, static_cast<std::uint32_t>(weight_bytes + kRowsBytes));
       if constexpr (kSwiglu)
         copy_box(to, &a.weights, full + slot, once, 0, 0, 0, column / 16, block);
       else
-        copy_box(to, &a.weights, full + slot, once, 0, Tile::kEight ? column / 8 : column, block);
+        copy_box(to, &a.weights, full + slot, once, 0, column, block);
     }
     to += slot_bytes;
     if (++slot == a.slots) {
@@ -297,7 +297,7 @@ struct StagedStore {
 template <typename Tile, bool kNorm, bool kHasRanksBehind, int kApart>
 __device__ __forceinline__ void compute_tile(const FewRowsArgs& a, unsigned char* shared, std::uint64_t* full, std::uint64_t* empty,
                                              float (&d)[Tile::kResults], float (&apart)[kApart]) {
-  constexpr int kBlocks = blocks_per_slot(Tile::kRows);
+  constexpr int kBlocks = Tile::kBlocks;
   // Both in one exchange: with two the compiler no longer sees that the addresses are alike in a warp.
   const std::uint32_t both = same_in_warp(shared_address(shared) + (Tile::kGroups == 1 ? 0 : threadIdx.x / kGroup << 20));
   const std::uint32_t begin = both & 0xfffff, group = both >> 20;
@@ -356,11 +356,11 @@ __device__ __forceinline__ void compute_tile(const FewRowsArgs& a, unsigned char
 
 /// kEach rows of each warp, or of warps that share them: each of these sums the whole row, in the one order, and stores a part of its
 /// columns. The arithmetic is norm.cu's, where a warp holds a row of this width.
-template <int kRows, int kEach>
+template <int kRows, int kEach, int kBlocks>
 __device__ __forceinline__ void norm_rows_of_warps(const FewRowsArgs& a, unsigned char* rows, int num_rows) {
   constexpr int kWarps = kGroup / kWarp, kVectors = static_cast<int>(kMaxNormColumns) / (kWarp * kVec);
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int end = a.num_steps * blocks_per_slot(kRows) * kBlock;  // columns beyond K are zero
+  const int end = a.num_steps * kBlocks * kBlock;  // columns beyond K are zero
   const int log_sharers = kEach > 1 ? 0 : num_rows == 1 ? 2 : num_rows == 2 ? 1 : 0;
   const auto is_mine = [&](int j) { return ((j ^ warp) & ((1 << log_sharers) - 1)) == 0; };
   const auto column = [&](int j) { return (lane + j * kWarp) * kVec; };
@@ -403,11 +403,12 @@ __device__ __forceinline__ void norm_rows_of_warps(const FewRowsArgs& a, unsigne
   }
 }
 /// Normalises the tile's rows in shared memory, in the layout that the copy engine writes.
-template <int kRows>
+template <typename Tile>
 __device__ __forceinline__ void norm_rows(const FewRowsArgs& a, unsigned char* rows) {
-  constexpr int kWarps = kGroup / kWarp;
+  constexpr int kWarps = kGroup / kWarp, kRows = Tile::kRows;
   const int num_rows = min(kRows, a.M - static_cast<int>(blockIdx.y) * kRows);
-  num_rows <= kWarps ? norm_rows_of_warps<kRows, 1>(a, rows, num_rows) : norm_rows_of_warps<kRows, kRows / kWarps>(a, rows, num_rows);
+  num_rows <= kWarps ? norm_rows_of_warps<kRows, 1, Tile::kBlocks>(a, rows, num_rows)
+                     : norm_rows_of_warps<kRows, kRows / kWarps, Tile::kBlocks>(a, rows, num_rows);
   async_fence();
   named_sync<kGroup>(1);
 }
@@ -426,30 +427,32 @@ __device__ __forceinline__ RowsOfBlock<kOfExperts> rows_of_block(const FewRowsAr
   }
 }
 
-/// Warps that copy weights and rows, and A and B of an adapter.
-constexpr int copying_threads(bool has_adapter) { return (has_adapter ? 4 : 2) * kWarp; }
+/// Warps that copy weights and rows, then those of A and B of an adapter, or those that widen codes.
+constexpr int copying_threads(bool has_adapter, bool eight) { return 2 * kWarp + (has_adapter ? 2 * kWarp : eight ? kWidening : 0); }
 
 template <int kRows, typename T, bool kNorm, bool kSwiglu, AdapterPlace kAdapter, bool kOfExperts = false, bool kEight = false>
-__global__ void __launch_bounds__(computing_threads(kRows, kEight) + copying_threads(kAdapter != AdapterPlace::kNone))
+__global__ void __launch_bounds__(computing_threads(kRows) + copying_threads(kAdapter != AdapterPlace::kNone, kEight))
     few_rows_kernel(const __grid_constant__ FewRowsArgs a) {
 #if PRL_HOPPER
   using Tile = cuda::Tile<kRows, kEight>;
   static_assert(!kNorm || !Tile::kHasRowsLeft);
-  constexpr int kComputing = computing_threads(kRows, kEight);
+  constexpr int kComputing = computing_threads(kRows);
   constexpr bool kHasAdapter = kAdapter != AdapterPlace::kNone, kIsApart = kAdapter == AdapterPlace::kApart;
   static_assert(!kEight || (!kHasAdapter && !kOfExperts));
   extern __shared__ __align__(1024) unsigned char shared[];
   auto* full = reinterpret_cast<std::uint64_t*>(shared + a.barriers_at);
   std::uint64_t* empty = full + a.slots;
+  std::uint64_t* const of_codes = empty + a.slots;
   if (threadIdx.x == kComputing) {
     if (shared_address(shared) % 1024 != 0) __trap();
     prefetch_map(&a.weights);
     if constexpr (!kNorm) prefetch_map(&a.rows);
     if constexpr (kHasAdapter) prefetch_map(&a.adapter->a_map);
     for (int i = 0; i < a.slots; ++i) {
-      barrier_init(full + i, kHasAdapter ? 2 : 1);
+      barrier_init(full + i, kEight ? kWidening / kWarp + (kNorm ? 0 : 1) : kHasAdapter ? 2 : 1);
       barrier_init(empty + i, kComputing / kWarp);
     }
+    if constexpr (kEight) init_code_barriers(a, of_codes);
     barrier_init_fence();
   }
   __syncthreads();
@@ -458,8 +461,13 @@ __global__ void __launch_bounds__(computing_threads(kRows, kEight) + copying_thr
   if constexpr (kOfExperts)
     if (rows.first == rows.end) return;
   if (threadIdx.x >= kComputing) {
-    if (threadIdx.x < kComputing + weight_copies<Tile, kAdapter>())
+    if constexpr (kEight) {
+      if (threadIdx.x == kComputing) copy_codes<Tile, kNorm, kSwiglu>(a, shared + a.codes_at, of_codes);
+      if (threadIdx.x >= kComputing + 2 * kWarp)
+        widen_steps<Tile, kSwiglu>(a, static_cast<int>(threadIdx.x) - kComputing - 2 * kWarp, shared, full, empty, of_codes);
+    } else if (threadIdx.x < kComputing + weight_copies<Tile, kAdapter>()) {
       copy_steps<Tile, kNorm, kSwiglu, false, kAdapter>(a, rows, shared, full, empty);
+    }
     if (!kNorm && threadIdx.x == kComputing + kWarp) copy_steps<Tile, kNorm, kSwiglu, true, kAdapter>(a, rows, shared, full, empty);
     if constexpr (kHasAdapter) {
       if (threadIdx.x / kWarp == kComputing / kWarp + 2) copy_adapter_steps<kRows, kSwiglu, kIsApart>(a, shared, full, empty);
@@ -476,7 +484,7 @@ __global__ void __launch_bounds__(computing_threads(kRows, kEight) + copying_thr
   std::conditional_t<(Tile::kRows >= 32 && !std::is_same_v<T, float>), StagedStore<Tile, kSwiglu, kOfExperts>,
                      DirectStore<Tile, T, kSwiglu, kOfExperts>>
       store(a, rows);
-  if constexpr (kNorm) norm_rows<Tile::kRows>(a, shared + a.rows_at);
+  if constexpr (kNorm) norm_rows<Tile>(a, shared + a.rows_at);
   if (a.residual != nullptr) {
     wait_for_previous();
     store.load_residual(a);
@@ -489,10 +497,7 @@ __global__ void __launch_bounds__(computing_threads(kRows, kEight) + copying_thr
   for (float& v : apart) v = 0.0f;
   pin(d);
   if constexpr (kApart > 1) pin(apart);
-  if constexpr (kEight)
-    compute_tile_of_codes<Tile, kNorm, kSwiglu>(a, shared, full, empty, d);
-  else
-    compute_tile<Tile, kNorm, kAdapter == AdapterPlace::kBehind>(a, shared, full, empty, d, apart);
+  compute_tile<Tile, kNorm, kAdapter == AdapterPlace::kBehind>(a, shared, full, empty, d, apart);
   if constexpr (kHasAdapter) {
     if constexpr (kIsApart)
       adapter.store_ranks(apart);
@@ -507,12 +512,12 @@ __global__ void __launch_bounds__(computing_threads(kRows, kEight) + copying_thr
 /// Queues `kernel`, which is few_rows_kernel<kRows, ...>.
 template <int kRows, bool kEight, typename Kernel>
 void launch_kernel(const OpContext& ctx, const Product& p, const FewRowsArgs& a, std::int64_t row_tiles, Kernel kernel) {
-  const int bytes = a.adapter != nullptr ? a.adapter_at + adapter_bytes(kRows) : a.barriers_at + 2 * a.slots * 8;
+  const int bytes = a.adapter != nullptr ? a.adapter_at + adapter_bytes(kRows) : a.barriers_at + 2 * (a.slots + a.code_slots) * 8;
   if (bytes > kMaxSharedBytes) fail(ErrorCode::kShape, "[ops] a tile of {} bytes is more than shared memory has", bytes);
   // The limit is the whole process's, and another thread may launch this kernel for another tile: the most of all, not this one.
   PRL_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxSharedBytes));
   launch_chained(stream_of(ctx), kernel, dim3(static_cast<unsigned>(ceil_div(p.N, a.columns)), static_cast<unsigned>(row_tiles)),
-                 dim3(static_cast<unsigned>(computing_threads(kRows, kEight) + copying_threads(a.adapter != nullptr))),
+                 dim3(static_cast<unsigned>(computing_threads(kRows) + copying_threads(a.adapter != nullptr, kEight))),
                  static_cast<std::size_t>(bytes), a);
 }
 

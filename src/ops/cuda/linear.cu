@@ -62,17 +62,16 @@ __global__ void __launch_bounds__(kRoundThreads)
   if (codes == nullptr) return;
   __syncthreads();
   if (threadIdx.x == 0) factors[blockIdx.x] = code_factor(n);
-  for (std::int64_t i = threadIdx.x; i < cols / kCodesOfLane; i += kRoundThreads) {
-    const std::int64_t block = i / 4;
-    const int q = static_cast<int>(i % 4);
+  for (std::int64_t sixteen = threadIdx.x; sixteen < cols / kCodesOfThread; sixteen += kRoundThreads) {
     union {
-      std::uint8_t bytes[kCodesOfLane];
+      std::uint8_t bytes[kCodesOfThread];
       uint4 all;
-    } sixteen;
+    } made;
 #pragma unroll
-    for (int at = 0; at < kCodesOfLane; ++at)
-      sixteen.bytes[at] = eight_bit_code(to_float(row[block * kBlock + input_of_code(q, at)]), n);
-    *reinterpret_cast<uint4*>(codes + codes_at(gridDim.x, blockIdx.x, block, q)) = sixteen.all;
+    for (int at = 0; at < kCodesOfThread; ++at)
+      made.bytes[at] = eight_bit_code(to_float(row[sixteen * kCodesOfThread + input_of_code(at)]), n);
+    constexpr int kOfBlock = kBlock / kCodesOfThread;
+    *reinterpret_cast<uint4*>(codes + codes_at(gridDim.x, blockIdx.x, sixteen / kOfBlock, static_cast<int>(sixteen % kOfBlock))) = made.all;
   }
 }
 
