@@ -17,8 +17,18 @@ std::int64_t rows_for(std::int64_t rows) {
   const std::int64_t unit = rows <= 64 ? 8 : rows <= 256 ? 16 : 64;
   return (rows + unit - 1) / unit * unit;
 }
+/// The same of steps in which sequences have guesses: their numbers of rows differ from step to step, so there are fewer of them.
+std::int64_t rows_with_guesses(std::int64_t rows) {
+  const std::int64_t power = std::max<std::int64_t>(8, static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(rows))));
+  return power >= 128 && rows <= power / 4 * 3 ? power / 4 * 3 : power;
+}
 /// Beyond this many rows launches take less time than kernels.
 constexpr std::int64_t kMaxRows = 2048;
+
+std::int64_t rows_of(const PagedBatch& batch) {
+  const auto rows = static_cast<std::int64_t>(batch.ids_T.size());
+  return batch.context_len.size() == batch.ids_T.size() ? rows_for(rows) : rows_with_guesses(rows);
+}
 
 /// What is recorded will come again.
 class WhileMeasuring {
@@ -73,7 +83,7 @@ bool DecodeRecorder::takes(const Weights& weights, const KvCache& cache, const P
   if (batch.context_len.size() != batch.ids_T.size() && !takes_next_tokens(weights, cache, batch)) return false;
   if (weights.config.num_experts == 0) return true;
   return std::ranges::none_of(adapters, [](const AdapterRows& of) { return of.adapter->adapts_experts(); }) &&
-         takes_experts(weights, rows_for(rows));
+         takes_experts(weights, rows_of(batch));
 }
 
 bool DecodeRecorder::takes_experts(const Weights& weights, std::int64_t num_rows) {
@@ -190,7 +200,7 @@ TensorView DecodeRecorder::run(const Weights& weights, KvCache& cache, const Pag
   const std::size_t shape = bank != nullptr && adapters.size() == 1 ? bank->shape_of(*adapters[0].adapter) : 0;
   const Adapter* single = shape != 0 ? adapters[0].adapter : nullptr;
   if (single != nullptr) bank->use_single(*single);
-  const Key key{rows_for(rows), static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(std::max(batch.max_blocks, 8)))),
+  const Key key{rows_of(batch), static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(std::max(batch.max_blocks, 8)))),
                 bank != nullptr, batch.context_len.size() != batch.ids_T.size(), shape};
   Step& step = step_for(key);
   step.host_tiles.clear();
