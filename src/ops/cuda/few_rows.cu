@@ -59,7 +59,7 @@ int slots_of(const FewRowsTile& t, std::int64_t K, int shared_bytes) {
 bool fit_codes(FewRowsTile& t, std::int64_t K, bool has_norm, int shared_bytes) {
   const int blocks = blocks_per_slot(t.rows, true), row_bytes = blocks * t.rows * kRowBytes, code_bytes = blocks * t.columns * kBlock + 16;
   const int steps = static_cast<int>(ceil_div(K, blocks * kBlock));
-  for (int slots = std::min(4, steps); slots >= std::min(2, steps); --slots) {
+  for (int slots = std::min(8, steps); slots >= std::min(2, steps); --slots) {
     const int of_rows = std::max((has_norm ? steps : slots) * row_bytes, (kSpan - t.columns) * kRowBytes);
     const int room = (shared_bytes - slots * (blocks * t.columns * kRowBytes + 16) - of_rows) / code_bytes;
     if (room < std::min(steps, slots > 2 ? 4 : 2)) continue;

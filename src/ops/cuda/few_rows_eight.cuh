@@ -12,7 +12,9 @@
 
 namespace prl::ops::cuda {
 
-constexpr int kCodesOfThread = 16, kWidening = 4 * kWarp;  ///< codes that a thread widens together; threads that do so
+constexpr int kCodesOfThread = 16;  ///< that it widens together
+/// Threads that widen the codes of a step, and how many such groups take turns: what one waits for, another hides.
+constexpr int kWidening = 4 * kWarp, kWideners = 2;
 
 /// Where the 16 codes of output n for inputs [64 block + 16 i, ...) begin.
 __host__ __device__ constexpr std::int64_t codes_at(std::int64_t N, std::int64_t n, std::int64_t block, int i) {
@@ -82,21 +84,24 @@ __device__ __forceinline__ void load_code_factors(const FewRowsArgs& a, int thre
   }
 }
 
-/// By kWidening threads: codes become weights as the copy engine would have written them.
+/// By kWideners groups of kWidening threads: codes become weights as the copy engine would have written them.
 template <typename Tile, bool kSwiglu>
 __device__ __forceinline__ void widen_steps(const FewRowsArgs& a, int thread, unsigned char* shared, std::uint64_t* full,
                                             std::uint64_t* empty, std::uint64_t* of_codes) {
   using namespace hopper;
   constexpr int kBlocks = Tile::kBlocks;
+  const int group = thread / kWidening;
+  thread %= kWidening;
   std::uint32_t factors[2];
   load_code_factors<kSwiglu>(a, thread, factors);
   const int column = thread / 4, i = thread % 4;  // columns 32 apart lie alike among their eights
   const int first_place = column * kRowBytes + (2 * i ^ column % 8) * 16, second_place = column * kRowBytes + ((2 * i + 1) ^ column % 8) * 16;
   const unsigned char* const codes = shared + a.codes_at + thread * kCodesOfThread;
   const int code_block = a.columns * kBlock, weight_block = a.columns * kRowBytes;
-  int slot = 0, code_slot = 0;
+  // Of either kind there are at least as many slots as groups, but where there is one step.
+  int slot = group, code_slot = group;
   std::uint32_t phase = 1, code_phase = 0;
-  for (int step = 0; step < a.num_steps; ++step) {
+  for (int step = group; step < a.num_steps; step += kWideners) {
     barrier_wait(of_codes + code_slot, code_phase);
     uint4 given[kBlocks][2];
     const unsigned char* from = codes + code_slot * kBlocks * code_block;
@@ -121,12 +126,12 @@ __device__ __forceinline__ void widen_steps(const FewRowsArgs& a, int thread, un
     async_fence();
     arrive_once_per_warp(full + slot);
     arrive_once_per_warp(of_codes + a.code_slots + code_slot);
-    if (++slot == a.slots) {
-      slot = 0;
+    if ((slot += kWideners) >= a.slots) {
+      slot -= a.slots;
       phase ^= 1;
     }
-    if (++code_slot == a.code_slots) {
-      code_slot = 0;
+    if ((code_slot += kWideners) >= a.code_slots) {
+      code_slot -= a.code_slots;
       code_phase ^= 1;
     }
   }
