@@ -363,9 +363,9 @@ TEST(CudaLinear, FewRowsOfCodesAreTheBitsOfTheirValuesInEveryTile) {
     std::string different;
     for (int rows = 8; rows <= cuda::kMaxEightBitRows; rows *= 2)
       for (const int columns : {8, 24, 40, 64})
-        for (const int slots : {2, 3, 4})
+        for (const int slots : {2, 4})
           for (const std::int64_t m : {1, 9, 64, 200}) {
-            if (is_watched() && (columns == 24 || columns == 40 || slots == 3 || m == 64)) continue;
+            if (is_watched() && (columns == 24 || columns == 40 || m == 64)) continue;
             const Tensor y = Tensor::empty(s.gpu_runtime, {m, N}, DType::kBF16);
             cuda::Product p = cuda::linear_product(weight, y.view(), x.slice(m % 7, m).view());
             cuda::few_rows_product(s.gpu, p, {.rows = rows, .columns = columns, .slots = slots, .code_slots = 6 - slots});

@@ -55,16 +55,17 @@ int slots_of(const FewRowsTile& t, std::int64_t K, int shared_bytes) {
 }
 
 /// The same where weights are codes: few slots of what has been widened, which only what widens and what computes wait for, and all others
-/// of codes, which come from memory. Sets the tile's; false if there is no room for two of both.
+/// of codes, which come from memory. Sets the tile's, even numbers of both; false if there is no room for them.
 bool fit_codes(FewRowsTile& t, std::int64_t K, bool has_norm, int shared_bytes) {
   const int blocks = blocks_per_slot(t.rows, true), row_bytes = blocks * t.rows * kRowBytes, code_bytes = blocks * t.columns * kBlock + 16;
   const int steps = static_cast<int>(ceil_div(K, blocks * kBlock));
-  for (int slots = std::min(8, steps); slots >= std::min(2, steps); --slots) {
+  const auto even = [&](int most) { return steps == 1 ? 1 : most / 2 * 2; };
+  for (int slots = even(std::min(8, steps)); slots >= even(2); slots -= 2) {
     const int of_rows = std::max((has_norm ? steps : slots) * row_bytes, (kSpan - t.columns) * kRowBytes);
     const int room = (shared_bytes - slots * (blocks * t.columns * kRowBytes + 16) - of_rows) / code_bytes;
     if (room < std::min(steps, slots > 2 ? 4 : 2)) continue;
     t.slots = slots;
-    t.code_slots = std::min(room, steps);
+    t.code_slots = even(std::min(room, steps));
     return true;
   }
   return false;
@@ -216,6 +217,9 @@ void few_rows_product(const OpContext& ctx, const Product& p, const FewRowsTile&
   // A slot is given back only after the products of the next one have begun.
   if (a.num_steps > 1 && a.slots < 2)
     fail(ErrorCode::kShape, "[ops] {} slots for {} steps of a product, at least 2 are wanted", a.slots, a.num_steps);
+  // Each is of one of the groups that take turns in widening: with two of them a slot's barrier could be a phase further than one sees.
+  if (eight && a.num_steps > 1 && (a.slots % kWideners != 0 || t.code_slots % kWideners != 0))
+    fail(ErrorCode::kShape, "[ops] {} and {} slots for codes, multiples of {} are wanted", a.slots, t.code_slots, kWideners);
   a.residual = static_cast<const __nv_bfloat16*>(fusion.residual);
   a.residual_stride = fusion.residual_stride;
   a.is_wide = a.N % 8 == 0 && p.out_stride % 8 == 0 && is_aligned(p.out, 16);

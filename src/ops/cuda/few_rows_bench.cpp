@@ -40,8 +40,8 @@ struct Bench : GpuBench {
     while (rows < x.shape.num_rows()) rows *= 2;
     const int steps = static_cast<int>(weights[0]->num_inputs() / 128);
     for (int columns = 16; columns <= 64; columns += 16)
-      for (int slots = 2; slots <= std::min(8, steps); slots += 2)
-        for (int code_slots = 2; code_slots <= std::min(24, steps); code_slots += code_slots < 8 ? 2 : 8) {
+      for (int slots = 2; slots <= std::min(8, steps); slots *= 2)
+        for (int code_slots = 2; code_slots <= std::min(16, steps); code_slots *= 2) {
           const int row_bytes = 256 * rows * (fusion.norm != nullptr ? steps : slots);
           if (slots * 256 * columns + row_bytes + code_slots * 128 * columns + 4096 > kMostBytes) continue;
           const cuda::FewRowsTile tile{.rows = rows, .columns = columns, .slots = slots, .code_slots = code_slots};
@@ -62,7 +62,7 @@ struct Bench : GpuBench {
       plain.push_back(pack_linear(ctx, w, {}, DType::kBF16, false));
       eight.push_back(pack_linear(ctx, w, {}, DType::kBF16, false, WeightUse::kEightBit));
     }
-    for (const std::int64_t rows : {1, 8, 16, 32, 64}) {
+    for (const std::int64_t rows : {1, 8, 32, 64}) {
       const Tensor x = random({rows, K}), y = Tensor::empty(runtime, {rows, swiglu ? N / 2 : N}, DType::kBF16);
       LinearFusion fusion;
       fusion.swiglu = swiglu;
@@ -73,6 +73,7 @@ struct Bench : GpuBench {
       if (tries_tiles)
         print_best(eight, y, x,
                    {.norm = fusion.norm_K.as<float>(), .eps = fusion.eps, .residual = nullptr, .residual_stride = 0, .swiglu = swiglu});
+      (void)std::fflush(stdout);
     }
   }
 };
