@@ -70,6 +70,7 @@ struct Bench : GpuBench {
       const double of_plain = microseconds(plain, y, x, fusion), of_eight = microseconds(eight, y, x, fusion);
       std::printf("%-14s [%5d, %5d] %3d rows: 16 bits %6.2f us, 8 bits %6.2f us, %.2fx\n", what, static_cast<int>(N), static_cast<int>(K),
                   static_cast<int>(rows), of_plain, of_eight, of_plain / of_eight);
+      (void)std::fflush(stdout);
       if (tries_tiles)
         print_best(eight, y, x,
                    {.norm = fusion.norm_K.as<float>(), .eps = fusion.eps, .residual = nullptr, .residual_stride = 0, .swiglu = swiglu});

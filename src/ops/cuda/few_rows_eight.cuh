@@ -57,7 +57,8 @@ __device__ __forceinline__ void copy_codes(const FewRowsArgs& a, unsigned char* 
   std::uint32_t phase = 1;
   for (int step = 0; step < a.num_steps; ++step) {
     if (step >= a.code_slots) barrier_wait(of_codes + a.code_slots + slot, phase);
-    if (kNorm && step >= kPaced && step - kPaced < a.code_slots) barrier_wait(of_codes + step - kPaced, 0);
+    // With no more slots than that the wait above does it, and this one could be for a copy that has not begun.
+    if (kNorm && a.code_slots > kPaced && step >= kPaced && step - kPaced < a.code_slots) barrier_wait(of_codes + step - kPaced, 0);
     barrier_arrive_expect(of_codes + slot, static_cast<std::uint32_t>(bytes));
     if constexpr (kSwiglu)
       copy_box(codes + slot * bytes, &a.weights, of_codes + slot, once, 0, 0, 0, column / 16, step * Tile::kBlocks);
