@@ -189,6 +189,24 @@ void shared_attention(Frame& frame, const SharedAttention& a) {
   });
 }
 
+/// self_attention() of new tokens by indices on the device.
+Var decode_attention(Frame& frame, const AttentionParameter& p, const ops::HeadInputs& inputs, const AttentionIndex& index, float scale) {
+  PRL_CHECK(frame.tape == nullptr, "decoding has no backward pass");
+  const std::int64_t T = inputs.qkv_TE.shape.num_rows(), Q = p.num_heads * p.head_dim;
+  const DType dtype = inputs.qkv_TE.dtype;
+  const Var y = frame.variable(frame.take({T, Q}, dtype));
+  const Shape heads{T, p.num_heads, p.head_dim};
+  const TensorView out = y.value.reshaped(heads);
+  const ConstTensorView plan = p.window > 0 ? index.window_plan : index.decode_plan;
+  if (!index.decode->has_next_tokens &&
+      ops::attention_decode_fused(frame.ctx, out, inputs, *index.kv_layer, *index.decode, plan, scale, p.window, p.sinks_H))
+    return y;
+  const TensorView q = frame.take({T, Q}, dtype);
+  ops::norm_rope_to_cache(frame.ctx, q, *index.kv_layer, index.decode->slot_B, inputs);
+  ops::attention_decode(frame.ctx, out, q.reshaped(heads), *index.kv_layer, *index.decode, plan, scale, p.window, p.sinks_H);
+  return y;
+}
+
 }  // namespace
 
 Var self_attention(Frame& frame, const Var& qkv, const AttentionParameter& p, const AttentionIndex& index) {
@@ -200,20 +218,7 @@ Var self_attention(Frame& frame, const Var& qkv, const AttentionParameter& p, co
   const ops::HeadInputs inputs{qkv.value,       p.num_heads,  p.num_kv_heads,    D,     p.q_norm.weight,
                                p.k_norm.weight, p.q_norm.eps, index.positions_T, p.rope};
   const float scale = p.scale > 0 ? p.scale : 1.0f / std::sqrt(static_cast<float>(D));
-  if (index.decode != nullptr) {
-    PRL_CHECK(frame.tape == nullptr, "decoding has no backward pass");
-    const Var y = frame.variable(frame.take({T, Q}, qkv.value.dtype));
-    const TensorView out = y.value.reshaped({T, p.num_heads, D});
-    const ConstTensorView plan = p.window > 0 ? index.window_plan : index.decode_plan;
-    if (!index.decode->has_next_tokens &&
-        ops::attention_decode_fused(frame.ctx, out, inputs, *index.kv_layer, *index.decode, plan, scale, p.window, p.sinks_H))
-      return y;
-    const TensorView q = frame.take({T, Q}, qkv.value.dtype);
-    ops::norm_rope_to_cache(frame.ctx, q, *index.kv_layer, index.decode->slot_B, inputs);
-    ops::attention_decode(frame.ctx, out, q.reshaped({T, p.num_heads, D}), *index.kv_layer, *index.decode, plan, scale, p.window,
-                          p.sinks_H);
-    return y;
-  }
+  if (index.decode != nullptr) return decode_attention(frame, p, inputs, index, scale);
 
   // With norms q and k get a matrix of their own, [T, Q + K]; the raw projections stay for the backward pass.
   TensorView qk = qkv.value;

@@ -54,7 +54,7 @@ constexpr std::int64_t kMaxNormRows = 16, kMaxNormColumns = 1024;
 
 constexpr int kBesideBytes = 16 * 1024;
 
-/// Rows of a product beyond which weights are read as values even if there are codes: more rows are no longer bound by reading.
+/// Where there are codes, they are read by products of so few rows, which are bound by reading weights.
 constexpr std::int64_t kMaxEightBitRows = 64;
 
 /// Beyond these the library was as fast; more than 128 rows were measured before tiles were stored whole, and where K is larger only the

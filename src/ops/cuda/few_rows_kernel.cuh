@@ -431,7 +431,8 @@ __device__ __forceinline__ RowsOfBlock<kOfExperts> rows_of_block(const FewRowsAr
 constexpr int copying_threads(bool has_adapter, bool eight) { return 2 * kWarp + (has_adapter ? 2 * kWarp : eight ? kWideners * kWidening : 0); }
 
 template <int kRows, typename T, bool kNorm, bool kSwiglu, AdapterPlace kAdapter, bool kOfExperts = false, bool kEight = false>
-__global__ void __launch_bounds__(computing_threads(kRows) + copying_threads(kAdapter != AdapterPlace::kNone, kEight))
+__global__ void __launch_bounds__(computing_threads(kRows) + copying_threads(kAdapter != AdapterPlace::kNone, kEight),
+                                  kEight && !kNorm ? 2 : 1)
     few_rows_kernel(const __grid_constant__ FewRowsArgs a) {
 #if PRL_HOPPER
   using Tile = cuda::Tile<kRows, kEight>;
