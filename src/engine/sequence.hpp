@@ -20,6 +20,7 @@ namespace prl::engine {
 /// What one request asks for, checked and completed from the engine's limits.
 struct ResolvedRequest {
   std::vector<std::int32_t> prompt_ids;
+  std::vector<wire::PromptImage> images;  ///< ascending
   wire::SamplingParams sampling;       ///< temperature, penalties, ... all in range
   std::vector<std::int32_t> stop_ids;  ///< sorted; end of sequence included unless ignore_eos
   std::int64_t max_new_tokens = 0;     ///< clamped to the room behind the prompt
