@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torchvision.transforms.v2 import functional as vision_functional
 from transformers.image_transforms import convert_to_rgb
 
-TEXT = dict(vocab_size=80, hidden_size=48, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1,
+TEXT = dict(vocab_size=272, hidden_size=48, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1,
             head_dim=64, max_position_embeddings=256, rms_norm_eps=0.03, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2,
             pad_token_id=None, layer_types=["linear_attention", "full_attention", "linear_attention"], linear_num_key_heads=2,
             linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=32,
@@ -29,7 +29,7 @@ TEXT = dict(vocab_size=80, hidden_size=48, intermediate_size=64, num_hidden_laye
 # Heads of 20 elements, which no kernel has.
 VISION = dict(depth=2, hidden_size=40, intermediate_size=56, num_heads=2, patch_size=4, spatial_merge_size=2, temporal_patch_size=2,
               out_hidden_size=48, num_position_embeddings=36)
-IMAGE, START, END = 77, 75, 76
+IMAGE, START, END = 261, 259, 260
 PROCESSOR = dict(image_processor_type="Qwen2VLImageProcessorFast", patch_size=4, temporal_patch_size=2, merge_size=2,
                  size=dict(shortest_edge=256, longest_edge=1536), image_mean=[0.5, 0.5, 0.5], image_std=[0.5, 0.5, 0.5])
 RESIZES = {"colours.png": [(24, 40), (96, 56), (5, 7)], "photo.jpg": [(64, 24), (17, 64)]}
@@ -63,7 +63,7 @@ def main():
     out = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parent.parent / "tests/golden/vision")
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
-    config = transformers.Qwen3_5Config(text_config=TEXT, vision_config=VISION, image_token_id=IMAGE, video_token_id=78,
+    config = transformers.Qwen3_5Config(text_config=TEXT, vision_config=VISION, image_token_id=IMAGE, video_token_id=262,
                                         vision_start_token_id=START, vision_end_token_id=END, tie_word_embeddings=True)
     model = transformers.Qwen3_5ForConditionalGeneration._from_config(config, attn_implementation="eager")
     with torch.no_grad():

@@ -20,7 +20,9 @@ std::span<const nn::FeatureRows> ImageFeatures::of_step(const StepPlan& plan, st
     for (const wire::PromptImage& image : row.sequence->request->images) {
       const std::int64_t begin = std::max(row.first_token, image.first), end = std::min(row.first_token + row.num_tokens, image.end());
       if (begin >= end) continue;
-      PRL_CHECK(tower != nullptr, "images of request {} without a tower", row.sequence->request_id.value);
+      if (tower == nullptr)
+        fail(ErrorCode::kNotImplemented, "request {} has images, and the weights in use have no vision tower",
+             row.sequence->request_id.value);
       const Tensor& all = features_of(*image.pixels, *tower);
       rows_.push_back({.rows_NH = all.view().rows(begin - image.first, end - begin), .first = query_start[r] + begin - row.first_token});
     }

@@ -4,9 +4,9 @@
 #include <list>
 #include <vector>
 
+#include "engine/step_plan.hpp"
 #include "nn/decoder.hpp"
 #include "nn/vision_tower.hpp"
-#include "engine/step_plan.hpp"
 
 namespace prl::engine {
 
@@ -20,7 +20,7 @@ class ImageFeatures {
 
   explicit ImageFeatures(ops::OpContext& ctx) : ctx_(ctx) {}
   /// The step's rows, by the first row of each of the plan's rows in the batch; computes what is not there. `tower` is that of the
-  /// weights in use: those of another are forgotten. PRL_CHECK: there is a tower if a row has tokens of an image.
+  /// weights in use: those of another are forgotten. Error{kNotImplemented} if a row has tokens of an image and there is none.
   std::span<const nn::FeatureRows> of_step(const StepPlan& plan, std::span<const std::int32_t> query_start, const nn::VisionTower* tower);
   std::int64_t num_computed() const noexcept { return num_computed_; }
 

@@ -18,8 +18,7 @@ void PrefixLookup::take(Sequence& sequence) {
   while (sequence.num_hashed_blocks < max_blocks) {
     const auto index = static_cast<std::size_t>(sequence.num_hashed_blocks);
     const auto tokens = tokens_of(sequence, index);
-    const BlockHash link =
-        link_of_block(sequence, sequence.last_hash, sequence.num_hashed_blocks * pool_.block_size(), pool_.block_size());
+    const BlockHash link = link_of_block(sequence, sequence.last_hash, sequence.num_hashed_blocks * pool_.block_size(), pool_.block_size());
     const BlockHash hash = chain_hash(link, tokens);
     if (auto lease = pool_.find(hash, link, tokens)) {
       sequence.blocks.push_back(std::move(*lease));

@@ -185,6 +185,14 @@ LayerMemory memory_of_all_layers(Frame& frame, const Weights& w, std::int64_t nu
   return memory;
 }
 
+/// Tokens of images in place of their rows of the embedding.
+void put_features(Frame& frame, std::span<const FeatureRows> features, const TensorView& x_TH) {
+  PRL_CHECK(features.empty() || frame.tape == nullptr, "images among what is trained on");
+  for (const FeatureRows& of : features)
+    frame.ctx.runtime->copy_within(x_TH.rows(of.first, of.rows_NH.shape[0]).data, of.rows_NH.data,
+                                   static_cast<std::size_t>(of.rows_NH.shape.num_elements()) * size_of(of.rows_NH.dtype));
+}
+
 void set_layer(AttentionIndex& index, const CacheLayers& cache, std::size_t layer) {
   index.kv_layer = &cache.kv[layer];
   index.state_layer = &cache.states[layer];
@@ -437,10 +445,7 @@ Var decoder_forward(Frame& frame, const BoundModel& model, const ops::TokenIds& 
   stream.residual_TH = autograd::embedding(first, w.embedding_VH(), g != nullptr ? view_or_none(g->grad(Block::kEmbedding)) : TensorView{},
                                            ids, embedding_scale(w));
 
-  PRL_CHECK(model.features.empty() || frame.tape == nullptr, "images among what is trained on");
-  for (const FeatureRows& of : model.features)
-    frame.ctx.runtime->copy_within(stream.residual_TH.value.rows(of.first, of.rows_NH.shape[0]).data, of.rows_NH.data,
-                                   static_cast<std::size_t>(of.rows_NH.shape.num_elements()) * size_of(of.rows_NH.dtype));
+  put_features(frame, model.features, stream.residual_TH.value);
 
   // Without a tape two pairs of stream buffers take turns and everything else of a layer is given back after it. With one, no backward
   // rule reads the outputs that are added to the stream, so that all of them share one buffer.

@@ -19,7 +19,9 @@ constexpr float kTowerEps = 1e-6f;
 /// Patches that an MLP and the embedding take at a time: what lies between two products is 4 times as wide as what lies around them.
 constexpr std::int64_t kPatchesAtOnce = 4096;
 
-std::int64_t padded_head(std::int64_t head_dim) { return *std::ranges::find_if(ops::kHeadDims, [&](std::int64_t d) { return d >= head_dim; }); }
+std::int64_t padded_head(std::int64_t head_dim) {
+  return *std::ranges::find_if(ops::kHeadDims, [&](std::int64_t d) { return d >= head_dim; });
+}
 
 Tensor upload_f32(ops::OpContext& ctx, std::span<const float> values, Shape shape) {
   const Tensor out = Tensor::empty(ctx.runtime, shape, DType::kF32);
@@ -214,8 +216,8 @@ Tensor VisionTower::embed_patches(ops::OpContext& ctx, const TowerImage& image) 
         for (std::int64_t frame = 0; frame < c.temporal_patch; ++frame)
           for (std::int64_t y = 0; y < P; ++y)
             for (std::int64_t px = 0; px < P; ++px)
-              *to++ = value_of[channel][image.rgb[static_cast<std::size_t>(((place.row * P + y) * image.width + place.col * P + px) * 3) +
-                                                  channel]];
+              *to++ = value_of[channel]
+                              [image.rgb[static_cast<std::size_t>(((place.row * P + y) * image.width + place.col * P + px) * 3) + channel]];
       const AxisTap v(place.row, rows, side), h(place.col, cols, side);
       const auto row_of = [&](std::int64_t r, std::int64_t col) { return positions_.data() + (r * side + col) * H; };
       const float *const a = row_of(v.low, h.low), *const b = row_of(v.low, h.high), *const d = row_of(v.high, h.low),
@@ -322,6 +324,20 @@ Tensor VisionTower::features(ops::OpContext& ctx, const TowerImage& image) const
   ops::linear(ctx, out, hidden, *merge2_);
   ctx.runtime->synchronize();  // what lies between is freed when this returns
   return out;
+}
+
+std::size_t tower_bytes(const VisionConfig& c, DType compute) noexcept {
+  const std::int64_t H = c.hidden_size, Q = c.num_heads * padded_head(c.head_dim()), square = c.patches_of_token() * H;
+  const std::int64_t of_layer = 4 * Q * H + 2 * H * c.intermediate_size;
+  return static_cast<std::size_t>(c.num_layers * of_layer + H * c.patch_values() + square * (square + c.output_size)) * size_of(compute);
+}
+
+std::size_t tower_pass_bytes(const VisionConfig& c, std::int64_t num_tokens, DType compute) noexcept {
+  const std::int64_t H = c.hidden_size, D = padded_head(c.head_dim()), Q = c.num_heads * D, patches = num_tokens * c.patches_of_token();
+  const auto size = static_cast<std::int64_t>(size_of(compute));
+  const std::int64_t parts = kPatchesAtOnce * (c.intermediate_size * size + (c.patch_values() + H) * (4 + size));
+  const std::int64_t merged = num_tokens * (c.patches_of_token() * H + c.output_size) * size;
+  return static_cast<std::size_t>(patches * ((3 * H + 4 * Q) * size + 4 * (D + 1)) + parts + merged);
 }
 
 std::vector<WeightSource> tower_sources(const VisionConfig& config) {

@@ -66,6 +66,10 @@ class VisionTower {
 };
 using VisionTowerPtr = std::shared_ptr<const VisionTower>;
 
+/// What the weights of a tower take, and at most what an image of `num_tokens` takes while its features are computed.
+std::size_t tower_bytes(const VisionConfig& config, DType compute) noexcept;
+std::size_t tower_pass_bytes(const VisionConfig& config, std::int64_t num_tokens, DType compute) noexcept;
+
 /// The tensors of the tower in `config.folder` as they are to be saved: the same values, fp32 ones in files of any type.
 /// Error{kNotFound|kCorrupt}.
 std::vector<WeightSource> tower_sources(const VisionConfig& config);

@@ -218,7 +218,8 @@ TEST_F(VisionTowerTest, ASavedFolderKeepsTheTower) {
   const ModelConfig again = load_model_config(saved);
   ASSERT_TRUE(again.vision);
   const WeightsPtr read = load_weights(ctx(), again, saved, DType::kF32, {}, nullptr);
-  EXPECT_EQ(host(read->vision->features(ctx(), picture("grey.png"))), host(load(DType::kF32)->vision->features(ctx(), picture("grey.png"))));
+  EXPECT_EQ(host(read->vision->features(ctx(), picture("grey.png"))),
+            host(load(DType::kF32)->vision->features(ctx(), picture("grey.png"))));
 }
 
 TEST_F(VisionTowerTest, WhatIsWrongIsNamed) {

@@ -24,8 +24,7 @@ constexpr std::int64_t kWritePiece = 1 << 20;
 
 constexpr const char* kCompanions[] = {"tokenizer.json",  "tokenizer_config.json", "special_tokens_map.json", "vocab.json",
                                        "merges.txt",      "added_tokens.json",     "chat_template.jinja",     "chat_template.json",
-                                       "tokenizer.model", "tiktoken.model",        "generation_config.json",
-                                       "preprocessor_config.json"};
+                                       "tokenizer.model", "tiktoken.model",        "generation_config.json",  "preprocessor_config.json"};
 /// The template for conversations with tools, where a model has one of its own.
 constexpr const char* kToolTemplate = "additional_chat_templates/tool_use.jinja";
 

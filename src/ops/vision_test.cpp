@@ -69,7 +69,7 @@ TEST_P(VisionOpTest, FullAttentionSeesAllOfItsSequenceAndNothingElse) {
     std::vector<double> want(static_cast<std::size_t>(T * H * D));
     for (std::size_t seq = 0; seq + 1 < cu.size(); ++seq)
       for (std::int64_t h = 0; h < H; ++h)
-        for (std::int64_t t = cu[seq]; t < cu[seq + 1]; t += cu.back() > 100 ? 97 : 1) {
+        for (std::int64_t t = cu[seq]; t<cu[seq + 1]; t += cu.back()> 100 ? 97 : 1) {
           std::vector<double> p;
           double top = -1e300, sum = 0;
           for (std::int64_t k = cu[seq]; k < cu[seq + 1]; ++k) {

@@ -1,9 +1,9 @@
 #include "server/prompt_images.hpp"
 
-#include <algorithm>
 #include <string>
 
 #include "server/prepared_request.hpp"
+#include "vision/prompt.hpp"
 
 namespace prl::server {
 namespace json = boost::json;
@@ -58,33 +58,15 @@ PixelsList read_images(const ServerContext& context, const json::array& messages
 }
 
 std::vector<wire::PromptImage> place_images(const ServerContext& context, const PixelsList& images, std::vector<std::int32_t>& ids) {
-  const ImageInput& options = context.options.images;
-  const auto num_places = std::ranges::count(ids, options.token_id);
-  if (num_places != static_cast<std::ptrdiff_t>(images.size()))
-    net::fail_param("messages", fmt::format("messages: {} images and {} placeholders of images in the rendered text; it may not hold the "
-                                            "placeholder's own text",
-                                            images.size(), num_places));
-  std::vector<wire::PromptImage> placed;
-  std::int64_t total = static_cast<std::int64_t>(ids.size());
-  for (const auto& pixels : images) {
-    placed.push_back(options.processor->place(pixels, 0));
-    total += placed.back().num_tokens() - 1;
+  try {
+    std::vector<wire::PromptImage> placed =
+        vision::place_images(*context.options.images.processor, context.options.images.token_id, images, ids);
+    check_prompt_fits(context, static_cast<std::int64_t>(ids.size()));
+    return placed;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kInvalidArgument) throw;
+    net::fail_param("messages", std::string("messages: ") + error.what());
   }
-  check_prompt_fits(context, total);
-  std::vector<std::int32_t> wide;
-  wide.reserve(static_cast<std::size_t>(total));
-  std::size_t next = 0;
-  for (const std::int32_t id : ids) {
-    if (id != options.token_id) {
-      wide.push_back(id);
-      continue;
-    }
-    wire::PromptImage& image = placed[next++];
-    image.first = static_cast<std::int64_t>(wide.size());
-    wide.insert(wide.end(), static_cast<std::size_t>(image.num_tokens()), id);
-  }
-  ids = std::move(wide);
-  return placed;
 }
 
 }  // namespace prl::server

@@ -147,8 +147,8 @@ bool read_jpeg(JpegWork& work, std::string_view bytes, const ImageLimits& limits
   work.image.width = jpeg.image_width;
   work.image.height = jpeg.image_height;
   work.is_cmyk = jpeg.jpeg_color_space == JCS_CMYK || jpeg.jpeg_color_space == JCS_YCCK;
-  work.is_over_limit = work.image.width > limits.max_side || work.image.height > limits.max_side ||
-                       work.image.width * work.image.height > limits.max_pixels;
+  work.is_over_limit =
+      work.image.width > limits.max_side || work.image.height > limits.max_side || work.image.width * work.image.height > limits.max_pixels;
   if (work.is_cmyk || work.is_over_limit) {
     jpeg_destroy_decompress(&jpeg);
     return false;
@@ -185,11 +185,11 @@ std::string bytes_of_data_uri(std::string_view uri, const ImageLimits& limits) {
   if (begins("http://") || begins("https://"))
     fail(ErrorCode::kInvalidArgument,
          "an image of another host: this server makes no requests of its own; send the file as a data: URI (data:image/png;base64,...)");
-  if (!begins("data:"))
-    fail(ErrorCode::kInvalidArgument, "wanted a data: URI (data:image/png;base64,...), found '{}'", uri.substr(0, 32));
+  if (!begins("data:")) fail(ErrorCode::kInvalidArgument, "wanted a data: URI (data:image/png;base64,...), found '{}'", uri.substr(0, 32));
   const std::size_t comma = uri.find(',');
   const std::string_view head = uri.substr(0, comma == std::string_view::npos ? std::min<std::size_t>(uri.size(), 64) : comma);
-  if (comma == std::string_view::npos || (head != "data:image/png;base64" && head != "data:image/jpeg;base64" && head != "data:image/jpg;base64"))
+  if (comma == std::string_view::npos ||
+      (head != "data:image/png;base64" && head != "data:image/jpeg;base64" && head != "data:image/jpg;base64"))
     fail(ErrorCode::kInvalidArgument, "wanted 'data:image/png;base64,' or 'data:image/jpeg;base64,', found '{}'", head.substr(0, 64));
   const std::string_view body = uri.substr(comma + 1);
   if (body.size() / 4 * 3 > limits.max_bytes + 3)

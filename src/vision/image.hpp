@@ -14,9 +14,9 @@ struct Image {
 };
 
 struct ImageLimits {
-  std::size_t max_bytes = std::size_t{20} << 20;       ///< of a file
-  std::int64_t max_pixels = std::int64_t{1} << 25;     ///< of a picture, before it is brought to the tower's size
-  std::int64_t max_side = std::int64_t{1} << 16;       ///< pixels
+  std::size_t max_bytes = std::size_t{20} << 20;    ///< of a file
+  std::int64_t max_pixels = std::int64_t{1} << 25;  ///< of a picture, before it is brought to the tower's size
+  std::int64_t max_side = std::int64_t{1} << 16;    ///< pixels
 };
 
 /// The bytes that "data:image/png;base64,..." (or image/jpeg) holds. Error{kInvalidArgument} that says what was found: another scheme

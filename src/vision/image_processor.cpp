@@ -60,8 +60,7 @@ class KeyReader {
     fail(ErrorCode::kCorrupt, "{}: key '{}': wanted {}, found {}", subject_, key, wanted, json::serialize(found));
   }
   void require_true(std::string_view key) const {
-    if (!boolean(key, true))
-      fail(ErrorCode::kNotImplemented, "{}: key '{}' is false; this build always does it", subject_, key);
+    if (!boolean(key, true)) fail(ErrorCode::kNotImplemented, "{}: key '{}' is false; this build always does it", subject_, key);
   }
   const std::string& subject() const { return subject_; }
 
@@ -151,8 +150,8 @@ std::shared_ptr<const wire::ImagePixels> ImageProcessor::process(const Image& im
   out->width = size.width;
   out->mean = config_.mean;
   out->deviation = config_.deviation;
-  const std::uint64_t of_numbers =
-      hash_bytes(std::as_bytes(std::span(out->deviation)), hash_bytes(std::as_bytes(std::span(out->mean)), static_cast<std::uint64_t>(size.width)));
+  const std::uint64_t of_numbers = hash_bytes(std::as_bytes(std::span(out->deviation)),
+                                              hash_bytes(std::as_bytes(std::span(out->mean)), static_cast<std::uint64_t>(size.width)));
   for (std::uint64_t i = 0; i < 2; ++i) out->hash[i] = hash_bytes(std::as_bytes(std::span(out->rgb)), of_numbers + i);
   return out;
 }

@@ -190,7 +190,7 @@ TEST(Vision, RotaryPositionsAreThoseOfTransformers) {
   for (const std::string name : {"colours.png", "photo.jpg"}) {
     const std::vector<std::int32_t> grid = ints("grid." + name);
     const auto from = images.empty() ? ids.begin() : ids.begin() + images.back().end();
-    images.push_back({.pixels = nullptr, .first = std::find(from, ids.end(), 77) - ids.begin(), .rows = grid[1] / 2, .cols = grid[2] / 2});
+    images.push_back({.pixels = nullptr, .first = std::find(from, ids.end(), 261) - ids.begin(), .rows = grid[1] / 2, .cols = grid[2] / 2});
   }
   const std::size_t T = ids.size();
   for (std::size_t t = 0; t < T; ++t) {

@@ -166,8 +166,8 @@ template <typename T, int kQuarter>
 void launch_full(OpContext& ctx, const FullArgs<T>& a, dim3 grid) {
   const std::size_t bytes = 2 * kFullKeys * static_cast<std::size_t>(a.head_dim) * sizeof(float);
   if (bytes > 48 * 1024)
-    PRL_CUDA_CHECK(cudaFuncSetAttribute(attention_full_kernel<T, kQuarter>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        static_cast<int>(bytes)));
+    PRL_CUDA_CHECK(
+        cudaFuncSetAttribute(attention_full_kernel<T, kQuarter>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
   attention_full_kernel<T, kQuarter><<<grid, kFullThreads, bytes, stream_of(ctx)>>>(a);
   PRL_CUDA_CHECK(cudaGetLastError());
 }

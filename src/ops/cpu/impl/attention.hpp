@@ -325,7 +325,8 @@ void attention_t(const AttentionTask& t) {
     }
     for (std::int64_t s = 0; s < slivers; ++s) {
       const std::int64_t begin = sliver_begin(s, rows, slivers), end = sliver_begin(s + 1, rows, slivers);
-      const std::int64_t reach = t.first_position + t.position_step * ((end - 1) / t.group) - k0 + 1;  // keys of this tile that the last row sees
+      const std::int64_t reach =
+          t.first_position + t.position_step * ((end - 1) / t.group) - k0 + 1;  // keys of this tile that the last row sees
       if (reach <= 0 || first_key(begin / t.group) >= k0 + kTile) continue;
       const int num_keys = static_cast<int>(smaller(reach, count));
       const int height = static_cast<int>(end - begin);
