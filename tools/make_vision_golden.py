@@ -74,9 +74,9 @@ def main():
                 p.normal_(0, 0.1)
             elif "norm" in name:
                 p.add_(torch.randn_like(p) * 0.1)
-    model = model.to(torch.bfloat16)
-    model.save_pretrained(out)
-    model = model.float().eval()
+    model.to(torch.bfloat16).save_pretrained(out)
+    # Read again: casting has rounded the frequencies of rotations, too.
+    model = transformers.Qwen3_5ForConditionalGeneration.from_pretrained(out, dtype=torch.float32, attn_implementation="eager").eval()
     (out / "preprocessor_config.json").write_text(json.dumps(PROCESSOR, indent=2) + "\n")
     processor = transformers.Qwen2VLImageProcessor(**{k: v for k, v in PROCESSOR.items() if k != "image_processor_type"})
 
