@@ -22,16 +22,37 @@ using ::testing::HasSubstr;
 using testing::ScriptedBackend;
 
 /// As the templates of Qwen's models write images.
-constexpr const char* kImageTemplate = R"({%- for message in messages %}
-{{- '<|im_start|>' + message.role + '\n' }}
-{%- if message.content is string %}{{- message.content }}{%- else %}
-{%- for content in message.content %}
-{%- if 'image' in content or 'image_url' in content or content.type == 'image' %}{{- '<|vision_start|><|image_pad|><|vision_end|>' }}
-{%- elif 'text' in content %}{{- content.text }}{%- endif %}
-{%- endfor %}{%- endif %}
-{{- '<|im_end|>\n' }}
+constexpr const char* kImageTemplate = R"({%- set image_count = namespace(value=0) %}
+{%- macro render_content(content, do_vision_count, is_system_content=false) %}
+    {%- if content is string %}
+        {{- content }}
+    {%- elif content is iterable and content is not mapping %}
+        {%- for item in content %}
+            {%- if 'image' in item or 'image_url' in item or item.type == 'image' %}
+                {%- if is_system_content %}
+                    {{- raise_exception('System message cannot contain images.') }}
+                {%- endif %}
+                {%- if do_vision_count %}
+                    {%- set image_count.value = image_count.value + 1 %}
+                {%- endif %}
+                {%- if add_vision_id %}
+                    {{- 'Picture ' ~ image_count.value ~ ': ' }}
+                {%- endif %}
+                {{- '<|vision_start|><|image_pad|><|vision_end|>' }}
+            {%- elif 'text' in item %}
+                {{- item.text }}
+            {%- else %}
+                {{- raise_exception('Unexpected item type in content.') }}
+            {%- endif %}
+        {%- endfor %}
+    {%- endif %}
+{%- endmacro %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\n' + render_content(message.content, true, message.role == 'system') + '<|im_end|>\n' }}
 {%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %})";
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+{%- endif %})";
 
 class ServerImagesTest : public ::testing::Test {
  protected:
@@ -157,6 +178,9 @@ TEST_F(ServerImagesTest, WrongImagesAreA400ThatNamesThePart) {
   for (int i = 0; i < 4; ++i) many.push_back(image_part(uri_of("grey.png")));
   expect_param(body_of(many), "messages[0].content[3].image_url", "more than 3 images");
   expect_param(body_of({text_part("<|image_pad|>"), image_part(uri_of("grey.png"))}), "messages", "1 images and 2 placeholders");
+  json::object system = body_of({image_part(uri_of("grey.png"))});
+  system["messages"].as_array()[0].as_object()["role"] = "system";
+  expect_param(system, "messages", "System message cannot contain images");
   json::object cut = body_of({image_part(uri_of("grey.png"))});
   cut["truncate_prompt_tokens"] = 10;
   expect_param(cut, "truncate_prompt_tokens", "is not cut");
