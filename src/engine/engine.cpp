@@ -230,7 +230,7 @@ WeightProof Engine::update_weights(nn::WeightsPtr weights, std::chrono::millisec
     WeightProof proof = core_->update_weights(weights);
     std::lock_guard lock(mutex_);
     weights_ = core_->runner().weights();  // with the vision tower that was there, if these have none
-    stats_.version = weights->version;  // the next stats() has it
+    stats_.version = weights->version;     // the next stats() has it
     return proof;
   });
 }
