@@ -23,7 +23,7 @@ RUN export PATH="$PATH:/usr/local/cuda/bin" \
 FROM debian:bookworm-slim
 # Libraries of the binary, certificates for downloads from the hub, and Python for environments that are written in it.
 RUN apt-get update && apt-get install -y --no-install-recommends \
-      libzmq5 libpcre2-8-0 libsnappy1v5 libzstd1 libyaml-0-2 zlib1g libssl3 libboost-json1.81.0 libfmt9 libxxhash0 libgloo0 \
+      libzmq5 libpcre2-8-0 libsnappy1v5 libzstd1 libyaml-0-2 libpng16-16 libjpeg62-turbo zlib1g libssl3 libboost-json1.81.0 libfmt9 libxxhash0 libgloo0 \
       ca-certificates python3 python3-venv \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=toolkit /usr/local/cuda/lib64/libcublasLt.so.* /usr/local/lib/

@@ -12,7 +12,7 @@ sysroot=build/aarch64-sysroot
 build=build/aarch64
 packages=(
   libstdc++-12-dev libc6-dev libboost1.81-dev libboost-json1.81-dev libfmt-dev libtomlplusplus-dev nlohmann-json3-dev libpcre2-dev
-  libzmq3-dev cppzmq-dev libxxhash-dev libssl-dev zlib1g-dev libzstd-dev libsnappy-dev libyaml-dev libgtest-dev libgmock-dev
+  libzmq3-dev cppzmq-dev libxxhash-dev libssl-dev zlib1g-dev libzstd-dev libsnappy-dev libyaml-dev libpng-dev libjpeg62-turbo-dev libgtest-dev libgmock-dev
 )
 
 tools/setup.sh

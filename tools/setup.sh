@@ -4,7 +4,7 @@ set -euo pipefail
 packages=(
   g++ cmake ninja-build ccache pkg-config git python3
   libboost1.81-dev libboost-json1.81-dev libfmt-dev libtomlplusplus-dev nlohmann-json3-dev
-  libpcre2-dev libzmq3-dev cppzmq-dev libxxhash-dev libssl-dev zlib1g-dev libzstd-dev libsnappy-dev libyaml-dev libgloo-dev libgtest-dev libgmock-dev libbenchmark-dev
+  libpcre2-dev libzmq3-dev cppzmq-dev libxxhash-dev libssl-dev zlib1g-dev libzstd-dev libsnappy-dev libyaml-dev libpng-dev libjpeg62-turbo-dev libgloo-dev libgtest-dev libgmock-dev libbenchmark-dev
 )
 missing=()
 for package in "${packages[@]}"; do

@@ -229,8 +229,8 @@ WeightProof Engine::update_weights(nn::WeightsPtr weights, std::chrono::millisec
   return call<WeightProof>("update its weights", timeout, [this, weights = std::move(weights)] {
     WeightProof proof = core_->update_weights(weights);
     std::lock_guard lock(mutex_);
-    weights_ = weights;
-    stats_.version = weights->version;  // the next stats() has it
+    weights_ = core_->runner().weights();  // with the vision tower that was there, if these have none
+    stats_.version = weights->version;     // the next stats() has it
     return proof;
   });
 }

@@ -64,6 +64,7 @@ PagedRunner::PagedRunner(std::shared_ptr<DeviceRuntime> runtime, const EngineOpt
       cache_(make_cache(runtime, *weights_, options)),
       model_(session_.context(), options.record_steps, share.layers),
       sampler_(session_.context(), share.sequences),
+      images_(session_.context()),
       drawn_B_(Tensor::empty(runtime, {most_drawn_rows(options.max_num_seqs, options.drafts.num_tokens)}, DType::kI32)),
       times_(options.times),
       stopwatch_(times_ != nullptr || spans::is_on(spans::Detail::kFine) ? runtime->make_stopwatch() : nullptr) {
@@ -80,6 +81,9 @@ PagedRunner::~PagedRunner() = default;
 void PagedRunner::fill_batch(const StepPlan& plan) {
   ids_T_.clear();
   positions_T_.clear();
+  heights_T_.clear();
+  widths_T_.clear();
+  rope_positions_3T_.clear();
   slot_T_.clear();
   query_start_.assign(1, 0);
   context_len_.clear();
@@ -98,7 +102,7 @@ void PagedRunner::fill_batch(const StepPlan& plan) {
         ids_T_.push_back(row.drafts[static_cast<std::size_t>(position - known_end)]);
       else
         ids_T_.push_back(row.drawn_row >= 0 ? -1 - row.drawn_row : sequence.tokens[static_cast<std::size_t>(position)]);
-      positions_T_.push_back(static_cast<std::int32_t>(position));
+      add_position(sequence, position);
       slot_T_.push_back(static_cast<std::int32_t>(block * block_size_ + position % block_size_));
     }
     if (const auto& served = sequence.request->served; served != nullptr) {
@@ -111,6 +115,16 @@ void PagedRunner::fill_batch(const StepPlan& plan) {
     std::int32_t* const table = block_table_.data() + r * static_cast<std::size_t>(max_blocks_);
     for (std::size_t b = 0; b < sequence.blocks.size(); ++b) table[b] = sequence.blocks[b].id().value;
   }
+  if (heights_T_ == positions_T_ && widths_T_ == positions_T_) return;
+  for (const std::vector<std::int32_t>* axis : {&positions_T_, &heights_T_, &widths_T_})
+    rope_positions_3T_.insert(rope_positions_3T_.end(), axis->begin(), axis->end());
+}
+
+void PagedRunner::add_position(const Sequence& sequence, std::int64_t token) {
+  const std::array<std::int32_t, 3> at = wire::rope_position(sequence.request->images, token);
+  positions_T_.push_back(at[0]);
+  heights_T_.push_back(at[1]);
+  widths_T_.push_back(at[2]);
 }
 
 void PagedRunner::add_adapter_rows(const nn::Adapter* adapter, std::int32_t begin, std::int32_t end) {
@@ -147,6 +161,8 @@ void PagedRunner::begin(const StepPlan& plan, StepOutput& output) {
   batch.block_table = block_table_;
   batch.max_blocks = max_blocks_;
   batch.state_slot = state_slot_;
+  batch.rope_positions_3T = rope_positions_3T_;
+  batch.features = images_.of_step(plan, query_start_, weights_->vision.get());
   batch.drawn_B = drawn_B_;
   adapters_.clear();
   for (std::size_t i = 0; i < num_adapters_; ++i) adapters_.push_back({rows_of_adapters_[i].first, rows_of_adapters_[i].second});
@@ -318,6 +334,12 @@ void PagedRunner::set_weights(nn::WeightsPtr weights) {
   if (weights->compute != weights_->compute) {
     fail(ErrorCode::kInvalidArgument, "new weights are packed for {}, the engine computes in {}", to_string(weights->compute),
          to_string(weights_->compute));
+  }
+  if (weights_->vision != nullptr && weights->vision == nullptr) {
+    // The tower is frozen: weights from a trainer, which has none, leave it as it is.
+    auto with_tower = std::make_shared<nn::Weights>(*weights);
+    with_tower->vision = weights_->vision;
+    weights = std::move(with_tower);
   }
   weights_ = std::move(weights);
 }

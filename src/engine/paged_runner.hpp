@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/host_cache.hpp"
+#include "engine/image_features.hpp"
 #include "engine/model_runner.hpp"
 #include "engine/sampler.hpp"
 #include "nn/decoder.hpp"
@@ -54,6 +55,7 @@ class PagedRunner final : public ModelRunner {
   void mark(std::size_t which);
   void add_times(const Marks& marks);
   void fill_batch(const StepPlan& plan);
+  void add_position(const Sequence& sequence, std::int64_t token);
   void add_adapter_rows(const nn::Adapter* adapter, std::int32_t begin, std::int32_t end);
   void score_prompt(const PlanRow& row, ConstTensorView h_TH, std::int64_t first_row, StepOutput::Row& out);
   /// 1 + how many tokens come before `id` in row `row`; `top` holds the first ones.
@@ -72,6 +74,9 @@ class PagedRunner final : public ModelRunner {
   // Host arrays of nn::PagedBatch.
   std::vector<std::int32_t> ids_T_, positions_T_, slot_T_, query_start_, context_len_, block_table_, state_slot_;
   std::int32_t max_blocks_ = 0;
+  ImageFeatures images_;
+  // Where tokens turn by height and width, if that is anywhere not as by time; then all three, one after the other.
+  std::vector<std::int32_t> heights_T_, widths_T_, rope_positions_3T_;
   // Rows of the adapters that the step's sequences name, of which the first num_adapters_ count; memory of others is kept.
   std::vector<std::pair<const nn::Adapter*, std::vector<std::int32_t>>> rows_of_adapters_;
   std::vector<nn::AdapterRows> adapters_;

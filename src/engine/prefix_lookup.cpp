@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "engine/image_keys.hpp"
 
 namespace prl::engine {
 
@@ -17,11 +18,13 @@ void PrefixLookup::take(Sequence& sequence) {
   while (sequence.num_hashed_blocks < max_blocks) {
     const auto index = static_cast<std::size_t>(sequence.num_hashed_blocks);
     const auto tokens = tokens_of(sequence, index);
-    const BlockHash hash = chain_hash(sequence.last_hash, tokens);
-    if (auto lease = pool_.find(hash, sequence.last_hash, tokens)) {
+    const BlockHash link = link_of_block(sequence, sequence.last_hash, sequence.num_hashed_blocks * pool_.block_size(), pool_.block_size());
+    const BlockHash hash = chain_hash(link, tokens);
+    if (auto lease = pool_.find(hash, link, tokens)) {
       sequence.blocks.push_back(std::move(*lease));
     } else {
-      if (!find_below(index, hash, sequence.last_hash, tokens)) break;
+      if (!find_below(index, hash, link, tokens)) break;
+      found_.back().before = sequence.last_hash;
       sequence.blocks.emplace_back();
     }
     sequence.last_hash = hash;
@@ -68,7 +71,7 @@ void PrefixLookup::read_files(Sequence& sequence) {
   }
   if (num_kept == found_.size()) return;
   const Found& missing = found_[num_kept];
-  sequence.last_hash = missing.parent;
+  sequence.last_hash = missing.before;
   sequence.num_hashed_blocks = static_cast<std::int64_t>(missing.index);
   while (sequence.blocks.size() > missing.index) sequence.blocks.pop_back();
   while (found_.size() > num_kept) found_.pop_back();

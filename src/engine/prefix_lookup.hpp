@@ -38,6 +38,7 @@ class PrefixLookup {
     bool is_read = true;    ///< false: it is in a file alone, and `host` is for what is there
     BlockLease host;
     BlockHash hash, parent;
+    BlockHash before = {};  ///< that of the block before it
   };
   /// Adds the block to found_ if it is in host memory or in a file.
   bool find_below(std::size_t index, BlockHash hash, BlockHash parent, std::span<const std::int32_t> tokens);

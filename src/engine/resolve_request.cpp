@@ -77,6 +77,30 @@ void check_allowed_tokens(const ResolvedRequest& resolved) {
          s.allowed_token_ids.size());
 }
 
+/// Images stand apart, within the prompt, on as many placeholders as they have tokens.
+void check_prompt_images(const wire::GenerateRequest& request, const nn::ModelConfig& config) {
+  if (request.images.empty()) return;
+  if (!config.vision) fail(ErrorCode::kInvalidArgument, "images: this model has no vision tower; send text alone");
+  const nn::VisionConfig& vision = *config.vision;
+  const auto num_tokens = static_cast<std::int64_t>(request.prompt_ids.size());
+  const std::int64_t side = vision.patch_size * vision.merge_size;
+  std::int64_t end = 0;
+  for (const wire::PromptImage& image : request.images) {
+    if (image.pixels == nullptr || image.rows < 1 || image.cols < 1 || image.pixels->height != image.rows * side ||
+        image.pixels->width != image.cols * side)
+      fail(ErrorCode::kInvalidArgument, "images: a grid of {} x {} tokens does not fit its picture; each token is {} x {} pixels",
+           image.rows, image.cols, side, side);
+    if (image.first < end || image.end() > num_tokens)
+      fail(ErrorCode::kInvalidArgument, "images: one of {} tokens at token {} does not fit the prompt of {}", image.num_tokens(),
+           image.first, num_tokens);
+    for (std::int64_t token = image.first; token < image.end(); ++token)
+      if (const std::int32_t id = request.prompt_ids[static_cast<std::size_t>(token)]; id != vision.image_token_id)
+        fail(ErrorCode::kInvalidArgument, "images: token {} of the prompt is id {}, wanted the placeholder {}", token, id,
+             vision.image_token_id);
+    end = image.end();
+  }
+}
+
 void check_drafts(const DraftOptions& drafts, const nn::ModelConfig& config) {
   const auto check = [](const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
     if (value < low || value > high)
@@ -108,6 +132,7 @@ ResolvedRequest resolve_request(wire::GenerateRequest request, const EngineOptio
   }
   for (const std::int32_t id : request.prompt_ids) check_token_id("the prompt", id, config.vocab_size);
   check_sampling(request.sampling, config);
+  check_prompt_images(request, config);
   if (const auto& start = request.sampling.routed_experts_start; start) {
     if (!options.logs_routes || config.num_experts == 0)
       fail(ErrorCode::kInvalidArgument, "routed_experts: {}",
@@ -119,6 +144,7 @@ ResolvedRequest resolve_request(wire::GenerateRequest request, const EngineOptio
 
   ResolvedRequest resolved;
   resolved.prompt_ids = std::move(request.prompt_ids);
+  resolved.images = std::move(request.images);
   resolved.sampling = std::move(request.sampling);
   const wire::SamplingParams& s = resolved.sampling;
   resolved.max_new_tokens = options.max_model_len - num_prompt_tokens;

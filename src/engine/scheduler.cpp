@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "engine/image_keys.hpp"
 
 namespace prl::engine {
 namespace {
@@ -298,8 +299,9 @@ void Scheduler::publish_blocks(Sequence& sequence, std::int64_t num_tokens) {
   while (sequence.num_hashed_blocks < num_full) {
     const auto index = static_cast<std::size_t>(sequence.num_hashed_blocks);
     const auto tokens = std::span<const std::int32_t>(sequence.tokens).subspan(index * block_size, block_size);
-    const BlockHash hash = chain_hash(sequence.last_hash, tokens);
-    pool_.publish(sequence.blocks[index], hash, sequence.last_hash, tokens);
+    const BlockHash link = link_of_block(sequence, sequence.last_hash, sequence.num_hashed_blocks * pool_.block_size(), pool_.block_size());
+    const BlockHash hash = chain_hash(link, tokens);
+    pool_.publish(sequence.blocks[index], hash, link, tokens);
     sequence.last_hash = hash;
     ++sequence.num_hashed_blocks;
   }

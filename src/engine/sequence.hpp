@@ -20,9 +20,10 @@ namespace prl::engine {
 /// What one request asks for, checked and completed from the engine's limits.
 struct ResolvedRequest {
   std::vector<std::int32_t> prompt_ids;
-  wire::SamplingParams sampling;       ///< temperature, penalties, ... all in range
-  std::vector<std::int32_t> stop_ids;  ///< sorted; end of sequence included unless ignore_eos
-  std::int64_t max_new_tokens = 0;     ///< clamped to the room behind the prompt
+  std::vector<wire::PromptImage> images;  ///< ascending
+  wire::SamplingParams sampling;          ///< temperature, penalties, ... all in range
+  std::vector<std::int32_t> stop_ids;     ///< sorted; end of sequence included unless ignore_eos
+  std::int64_t max_new_tokens = 0;        ///< clamped to the room behind the prompt
   std::uint64_t seed = 0;
   std::string cache_salt;
   AdapterKey adapter;                     ///< of the prefix cache, unless `served` says it

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "engine/image_keys.hpp"
 
 namespace prl::engine {
 
@@ -42,7 +43,7 @@ std::optional<BlockHash> SequenceStates::hash_at(const Sequence& sequence, std::
   if (hashed == position) return sequence.last_hash;
   // The last block was filled by a step in flight, after which it will be published.
   if (hashed + block_size_ != position || sequence.num_tokens() < position) return std::nullopt;
-  return chain_hash(sequence.last_hash,
+  return chain_hash(link_of_block(sequence, sequence.last_hash, hashed, block_size_),
                     std::span(sequence.tokens).subspan(static_cast<std::size_t>(hashed), static_cast<std::size_t>(block_size_)));
 }
 
@@ -65,7 +66,7 @@ bool SequenceStates::trim(Sequence& sequence, BlockHash root) {
   std::vector<BlockHash> hashes{root};  // before the first block, behind it, ...
   for (std::size_t i = 0; i < sequence.blocks.size(); ++i)
     hashes.push_back(
-        chain_hash(hashes.back(),
+        chain_hash(link_of_block(sequence, hashes.back(), static_cast<std::int64_t>(i) * block_size_, block_size_),
                    std::span(sequence.tokens).subspan(i * static_cast<std::size_t>(block_size_), static_cast<std::size_t>(block_size_))));
   std::size_t kept = sequence.blocks.size();
   for (; kept > 0 && !snapshots_.has(hashes[kept]); --kept)

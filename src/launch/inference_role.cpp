@@ -12,6 +12,7 @@
 #include "net/port_owner.hpp"
 #include "server/api_server.hpp"
 #include "server/engine_backend.hpp"
+#include "vision/image_processor.hpp"
 
 namespace prl::launch {
 namespace {
@@ -56,7 +57,31 @@ void refuse_other_rope(const config::InferenceConfig& config, const EngineHost& 
        source.store.empty() ? source.folder.string() : source.store);
 }
 
+/// How images in prompts are read, if the model has a vision tower.
+server::ImageInput image_input(EngineHost& host) {
+  std::shared_ptr<const vision::ImageProcessor> processor = image_processor_of(host);
+  if (processor == nullptr) return {};
+  return {.processor = std::move(processor), .token_id = host.engine().model_config().vision->image_token_id};
+}
+
 }  // namespace
+
+std::shared_ptr<const vision::ImageProcessor> image_processor_of(EngineHost& host) {
+  const std::optional<nn::VisionConfig>& vision = host.engine().model_config().vision;
+  if (!vision) return nullptr;
+  if (!std::filesystem::exists(host.folder() / "preprocessor_config.json")) {
+    log::warning("{} has no preprocessor_config.json, which says at which size images enter: prompts with images are refused",
+                 host.folder().string());
+    return nullptr;
+  }
+  auto processor = std::make_shared<vision::ImageProcessor>(vision::ImageProcessor::load(host.folder()));
+  const vision::ProcessorConfig& c = processor->config();
+  if (c.patch_size != vision->patch_size || c.merge_size != vision->merge_size || c.temporal_patch_size != vision->temporal_patch)
+    fail(ErrorCode::kCorrupt, "{}: patch_size {}, merge_size {} and temporal_patch_size {}; vision_config of config.json has {}, {} and {}",
+         (host.folder() / "preprocessor_config.json").string(), c.patch_size, c.merge_size, c.temporal_patch_size, vision->patch_size,
+         vision->merge_size, vision->temporal_patch);
+  return processor;
+}
 
 int run_inference_role(const config::InferenceConfig& config, std::stop_token stop) {
   const auto started = std::chrono::steady_clock::now();
@@ -80,6 +105,7 @@ int run_inference_role(const config::InferenceConfig& config, std::stop_token st
     for (const auto& [name, folder] : config.lora_modules) backend.adapters()->load(name, {.folder = folder}, false);
   }
   server::ApiOptions options = api_options(config);
+  options.images = image_input(host);
   options.sampling_defaults = server::read_sampling_defaults(config.model.generation_config, host.folder());
   server::ApiServer server(std::move(options), backend, host.text().tokenizer, host.text().chat_template, host.text().renderer);
   server.start();

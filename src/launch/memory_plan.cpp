@@ -9,6 +9,7 @@
 #include "base/files.hpp"
 #include "base/log.hpp"
 #include "base/units.hpp"
+#include "engine/image_features.hpp"
 #include "engine/memory.hpp"
 #include "engine/sharded_runner.hpp"
 #include "launch/engine_host.hpp"
@@ -16,6 +17,7 @@
 #include "launch/run_spans.hpp"
 #include "nn/adapter.hpp"
 #include "nn/decoder.hpp"
+#include "nn/vision_tower.hpp"
 #include "nn/weights.hpp"
 #include "ops/delta_rule.hpp"
 #include "ops/lm_head.hpp"
@@ -351,6 +353,13 @@ MemoryPlan plan_engine(std::size_t available, const config::InferenceConfig& inf
   if (inference.parallel.tp > 1 && std::holds_alternative<config::NcclBroadcast>(inference.weight_broadcast))
     if (const std::size_t whole = weight_bytes(model, compute); plan.total() + whole <= usable(plan) / 2)
       plan.parts.emplace_back(kReceivedWeights, whole);
+  if (model.vision) {
+    // The most that published processors make of a picture.
+    constexpr std::int64_t kMostImageTokens = 16384;
+    plan.parts.emplace_back("images",
+                            nn::tower_bytes(*model.vision, compute) + engine::ImageFeatures::kMostBytes +
+                                nn::tower_pass_bytes(*model.vision, std::min(context_length(inference, model), kMostImageTokens), compute));
+  }
   add_passes(plan, inference, model, compute,
              "the cache must hold one sequence of model.max_model_len tokens at least: lower that or kv.num_blocks, or raise "
              "gpu_memory_utilization if the device has more");

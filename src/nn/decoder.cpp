@@ -11,6 +11,7 @@
 #include "nn/decode_recorder.hpp"
 #include "nn/layers.hpp"
 #include "ops/lm_head.hpp"
+#include "ops/vision.hpp"
 
 namespace prl::nn {
 namespace {
@@ -109,6 +110,27 @@ void check_experts(const ModelConfig& config, const PackedBatch& batch) {
          config.num_layers);
 }
 
+/// Of PackedBatch and PagedBatch.
+template <typename Batch>
+void check_images(const Weights& weights, const Batch& batch) {
+  const auto T = static_cast<std::int64_t>(batch.ids_T.size());
+  const auto num_positions = static_cast<std::int64_t>(batch.rope_positions_3T.size());
+  if (num_positions != 0 && num_positions != 3 * T)
+    fail(ErrorCode::kShape, "[decoder] {} rotary positions for {} tokens, wanted 3 of each", num_positions, T);
+  if (num_positions != 0 && !weights.config.vision)
+    fail(ErrorCode::kInvalidArgument, "[decoder] rotary positions on three axes for a {} model without a vision tower",
+         weights.config.model_type);
+  std::int64_t end = 0;
+  for (const FeatureRows& of : batch.features) {
+    const bool good = of.rows_NH.shape.num_dims() == 2 && of.rows_NH.shape[1] == weights.config.hidden_size &&
+                      of.rows_NH.dtype == weights.compute && of.rows_NH.is_contiguous();
+    if (!good || of.first < end || of.first + of.rows_NH.shape[0] > T)
+      fail(ErrorCode::kShape, "[decoder] {} features of {} numbers at token {}; wanted rows of {} in {} within the batch's {} tokens",
+           of.rows_NH.shape[0], of.rows_NH.shape[1], of.first, weights.config.hidden_size, to_string(weights.compute), T);
+    end = of.first + of.rows_NH.shape[0];
+  }
+}
+
 void check_targets(const Weights& weights, std::size_t num_tokens, std::span<const std::int32_t> targets,
                    std::span<const float> temperatures) {
   if (targets.size() != num_tokens || temperatures.size() != num_tokens)
@@ -189,6 +211,33 @@ std::size_t KvCache::route_bytes_per_block(const ModelConfig& config, std::int64
   return static_cast<std::size_t>(2 * config.num_layers * config.num_active_experts * block_size);
 }
 
+namespace {
+
+/// A rotary table of a batch's tokens, one row each; its memory is kept.
+class StepRope {
+ public:
+  /// Sets what `model` turns with, and the positions that count its rows.
+  void set(ops::OpContext& ctx, Arena& arena, const Weights& weights, std::span<const std::int32_t> positions_3T, BoundModel& model,
+           AttentionIndex& index) {
+    const std::int64_t T = static_cast<std::int64_t>(positions_3T.size()) / 3, pairs = weights.rope.num_pairs();
+    if (!memory_.cos_PR2.defined() || memory_.cos_PR2.shape()[0] < T || memory_.num_pairs() != pairs)
+      memory_ = {Tensor::empty(ctx.runtime, {T, pairs}, DType::kF32), Tensor::empty(ctx.runtime, {T, pairs}, DType::kF32)};
+    in_order_.resize(static_cast<std::size_t>(T));
+    std::iota(in_order_.begin(), in_order_.end(), 0);
+    const TensorView positions = upload(ctx, arena, positions_3T, DType::kI32).reshaped({3, T});
+    ops::gather_rope_rows(ctx, memory_.cos_PR2.view().rows(0, T), memory_.sin_PR2.view().rows(0, T), weights.rope, positions,
+                          {.height = weights.config.vision->height_section, .width = weights.config.vision->width_section});
+    model.step_rope = &memory_;
+    index.positions_T = upload(ctx, arena, std::span<const std::int32_t>(in_order_), DType::kI32);
+  }
+
+ private:
+  ops::RopeTable memory_;
+  std::vector<std::int32_t> in_order_;
+};
+
+}  // namespace
+
 struct InferenceModel::Impl {
   Impl(ops::OpContext& c, bool record, ops::SharedLayers s)
       : ctx(c), arena(c.runtime), head_arena(c.runtime), may_record(record), shared(s), recorder(c, s), bank(c) {}
@@ -202,6 +251,7 @@ struct InferenceModel::Impl {
   std::vector<std::int32_t> tiles;        ///< of the last batch that was not recorded
   std::vector<std::int32_t> rest;         ///< rows of the last batch that name no adapter
   std::vector<std::int32_t> state_begin;  ///< of the last batch: ops::StateRows
+  StepRope rope;
 };
 
 InferenceModel::InferenceModel(ops::OpContext& ctx, bool may_record, ops::SharedLayers shared)
@@ -213,10 +263,12 @@ TensorView InferenceModel::forward_paged(const Weights& weights, KvCache& cache,
   if (batch.slot_T.size() != batch.ids_T.size())
     fail(ErrorCode::kShape, "[decoder] {} slots for {} tokens", batch.slot_T.size(), batch.ids_T.size());
   if (!weights.config.linear.layers.empty()) check_states(batch, cache.num_states());
+  check_images(weights, batch);
+  const bool has_images = !batch.rope_positions_3T.empty() || !batch.features.empty();
   Impl& m = *impl_;
   const auto num_tokens = static_cast<std::int64_t>(batch.ids_T.size());
   std::vector<AdapterRows> adapters = adapters_of(weights, batch.adapters, num_tokens, m.rest);
-  const bool is_recorded = m.may_record && m.recorder.takes(weights, cache, batch, adapters);
+  const bool is_recorded = m.may_record && !has_images && m.recorder.takes(weights, cache, batch, adapters);
   if (is_recorded && batch.adapters.empty() && !adapters.empty()) {
     m.rest.resize(static_cast<std::size_t>(num_tokens));
     std::iota(m.rest.begin(), m.rest.end(), 0);
@@ -247,6 +299,8 @@ TensorView InferenceModel::forward_paged(const Weights& weights, KvCache& cache,
   const ops::TokenIds ids(upload(m.ctx, m.arena, batch.ids_T, DType::kI32), batch.drawn_B);
   BoundModel model{weights};
   model.shared = m.shared;
+  model.features = batch.features;
+  if (!batch.rope_positions_3T.empty()) m.rope.set(m.ctx, m.arena, weights, batch.rope_positions_3T, model, index);
   if (cache.route_log().defined()) model.route_log = {cache.route_log().view(), upload(m.ctx, m.arena, batch.slot_T, DType::kI32)};
   if (is_indexed) {
     m.tiles.clear();
@@ -264,6 +318,7 @@ TensorView InferenceModel::forward_paged(const Weights& weights, KvCache& cache,
 
 TensorView InferenceModel::forward_packed(const Weights& weights, const PackedBatch& batch) {
   check_packed(weights.config, batch);
+  check_images(weights, batch);
   Impl& m = *impl_;
   m.arena.reset();
   AttentionIndex index;
@@ -272,6 +327,8 @@ TensorView InferenceModel::forward_packed(const Weights& weights, const PackedBa
   Frame frame{m.ctx, m.arena};
   BoundModel model{weights, nullptr, adapters_of(weights, {}, static_cast<std::int64_t>(batch.ids_T.size()), m.rest)};
   model.shared = m.shared;
+  model.features = batch.features;
+  if (!batch.rope_positions_3T.empty()) m.rope.set(m.ctx, m.arena, weights, batch.rope_positions_3T, model, index);
   return decoder_forward(frame, model, upload(m.ctx, m.arena, batch.ids_T, DType::kI32), index, nullptr, nullptr).value;
 }
 
@@ -306,6 +363,8 @@ struct TrainableModel::Impl {
     PRL_CHECK(w != nullptr, "forward without weights");
     check_packed(w->config, batch);
     check_experts(w->config, batch);
+    if (!batch.features.empty() || !batch.rope_positions_3T.empty())
+      fail(ErrorCode::kNotImplemented, "[decoder] images among what is trained on are not built; serve them with prl inference");
     check_targets(*w, batch.ids_T.size(), target_span, temperature_span);
     tape.clear();
     arena.reset();

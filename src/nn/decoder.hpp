@@ -19,6 +19,12 @@ namespace prl::nn {
 /// Ranks that share a row (Ulysses).
 using HeadExchange = autograd::HeadExchange;
 
+/// What tokens [first, first + rows) of a batch enter the first layer as, in place of their rows of the embedding: tokens of an image.
+struct FeatureRows {
+  ConstTensorView rows_NH;  ///< in the compute dtype, contiguous
+  std::int64_t first = 0;
+};
+
 /// Packed sequences for training. All host arrays.
 struct PackedBatch {
   std::span<const std::int32_t> ids_T;
@@ -30,12 +36,16 @@ struct PackedBatch {
   int num_token_blocks = 1;  ///< of these ids, over which gradients are summed as a tree (autograd::sum_over_blocks)
   /// [num_layers, T, K], of mixtures of experts: which experts the ids have (ops::route); empty: those of the router.
   std::span<const std::int32_t> experts_LTK = {};
+  /// [3, T], of models with a vision tower: what tokens turn with in time, height and width (ops::RopeSections); empty: positions_T in all
+  /// three. Not in training.
+  std::span<const std::int32_t> rope_positions_3T = {};
+  std::span<const FeatureRows> features = {};  ///< not in training
 };
 
 /// New tokens of several requests over a paged cache. Host arrays but for drawn_B; see ops::PagedAttention.
 struct PagedBatch {
-  std::span<const std::int32_t> ids_T;  ///< see ops::TokenIds
-  std::span<const std::int32_t> positions_T;
+  std::span<const std::int32_t> ids_T;        ///< see ops::TokenIds
+  std::span<const std::int32_t> positions_T;  ///< rows of the rotary table; where a token stands says context_len
   std::span<const std::int32_t> slot_T;       ///< where each token's k, v go
   std::span<const std::int32_t> query_start;  ///< num_sequences + 1
   std::span<const std::int32_t> context_len;  ///< num_sequences
@@ -45,6 +55,8 @@ struct PagedBatch {
   ConstTensorView drawn_B = {};                   ///< tokens drawn by work that may still be enqueued
   /// Rows that name an adapter. All others have that of the weights, if there is one.
   std::span<const AdapterRows> adapters = {};
+  std::span<const std::int32_t> rope_positions_3T = {};  ///< as PackedBatch's
+  std::span<const FeatureRows> features = {};            ///< as PackedBatch's
 };
 
 /// The layers of a KvCache.

@@ -141,7 +141,7 @@ AttentionParameter attention_of(const BoundModel& model, std::int64_t i, const N
           .head_dim = c.head_dim,
           .q_norm = q_norm,
           .k_norm = k_norm,
-          .rope = &model.weights.rope_of(i),
+          .rope = model.step_rope != nullptr ? model.step_rope : &model.weights.rope_of(i),
           .window = c.window_of(i),
           .sinks_H = view_or_none(model.weights.vector(Block::kSinks, i)),
           .dsinks_H = model.gradient(Block::kSinks, i),
@@ -183,6 +183,14 @@ LayerMemory memory_of_all_layers(Frame& frame, const Weights& w, std::int64_t nu
   if (c.latent->query_rank > 0) memory.queries_TQ = take(c.num_heads * c.latent->query_dim());
   memory.up_TU = take(c.num_heads * (c.latent->plain_dim + c.latent->value_dim));
   return memory;
+}
+
+/// Tokens of images in place of their rows of the embedding.
+void put_features(Frame& frame, std::span<const FeatureRows> features, const TensorView& x_TH) {
+  PRL_CHECK(features.empty() || frame.tape == nullptr, "images among what is trained on");
+  for (const FeatureRows& of : features)
+    frame.ctx.runtime->copy_within(x_TH.rows(of.first, of.rows_NH.shape[0]).data, of.rows_NH.data,
+                                   static_cast<std::size_t>(of.rows_NH.shape.num_elements()) * size_of(of.rows_NH.dtype));
 }
 
 void set_layer(AttentionIndex& index, const CacheLayers& cache, std::size_t layer) {
@@ -436,6 +444,8 @@ Var decoder_forward(Frame& frame, const BoundModel& model, const ops::TokenIds& 
   Frame first = frame.in(*region);
   stream.residual_TH = autograd::embedding(first, w.embedding_VH(), g != nullptr ? view_or_none(g->grad(Block::kEmbedding)) : TensorView{},
                                            ids, embedding_scale(w));
+
+  put_features(frame, model.features, stream.residual_TH.value);
 
   // Without a tape two pairs of stream buffers take turns and everything else of a layer is given back after it. With one, no backward
   // rule reads the outputs that are added to the stream, so that all of them share one buffer.

@@ -10,6 +10,7 @@
 
 namespace prl::nn {
 struct CacheLayers;
+struct FeatureRows;
 
 // The decoder's only forward code: training, prefill and decode all come through here, which is what makes their rows equal bit
 // for bit. Legend: T tokens, H hidden.
@@ -43,6 +44,8 @@ struct BoundModel {
   std::span<autograd::ExpertLoad> loads = {};  ///< per layer: what a forward pass adds to; empty: nobody wants it
   ops::SharedLayers shared = {};               ///< how `weights` that are a part of each layer meet the others; inference only
   ConstTensorView given_LTK = {};              ///< int32 [layers * T, K]: experts that tokens have (ops::route); no data: the router's
+  const ops::RopeTable* step_rope = nullptr;   ///< of this batch's tokens, in place of the weights'; their positions count its rows
+  std::span<const FeatureRows> features = {};  ///< inference only
   autograd::RouteLog route_log = {};           ///< of all layers, K entries each in a row: KvCache::route_log()
 
   /// One without a weight if the model has no such norm.

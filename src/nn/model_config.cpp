@@ -219,6 +219,7 @@ namespace {
 
 /// Of a model for text and images the part for text, as its own config.json would describe it.
 void take_text_config(const fs::path& path, json::value& value, ModelConfig& config) {
+  const json::value original = value;
   const ConfigReader whole(path.string(), value.get_object());
   const std::string type = whole.string("model_type", "");
   const auto family = std::ranges::find_if(families(), [&](const Family* of) { return !type.empty() && of->multimodal_type == type; });
@@ -229,6 +230,10 @@ void take_text_config(const fs::path& path, json::value& value, ModelConfig& con
   for (const char* key : {"tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", kQuantization, "dtype", "torch_dtype"})
     if (const json::value* found = value.get_object().if_contains(key); found != nullptr && !text.contains(key)) text[key] = *found;
   value = std::move(text);
+  if ((*family)->has_vision_tower)
+    read_vision(ConfigReader(path.string(), original.get_object()), ConfigReader(path.string() + ": text_config", value.get_object()),
+                path.parent_path(), config);
+  if (config.vision) return;  // the whole model is read, and what is saved has the whole file
   config.raw_json = pretty_json(value);
   log::info("{}: of the '{}' model the part for text is used; what is saved is a '{}' model", path.string(), type, (*family)->model_type);
 }
@@ -319,6 +324,9 @@ ModelConfig load_model_config(const fs::path& folder, const ConfigOverrides& ove
   read_rope(reader, family, config);
   if (!overrides.rope_scaling.empty()) config.max_position = std::max(config.max_position, stretched_positions(reader, config));
   family.configure(reader, config);
+  if (config.vision && config.vision->output_size != config.hidden_size)
+    fail(ErrorCode::kCorrupt, "{}: key 'out_hidden_size' of vision_config is {}, hidden_size of text_config is {}", path.string(),
+         config.vision->output_size, config.hidden_size);
 
   const std::vector<std::int32_t> bos = reader.ids("bos_token_id");
   const std::vector<std::int32_t> pad = reader.ids("pad_token_id");
@@ -404,6 +412,9 @@ std::string saved_config_json(const ModelConfig& config, DType dtype) {
   json::object& object = value.get_object();
   object[object.contains("dtype") ? "dtype" : "torch_dtype"] = name;
   object.erase(kQuantization);  // what was read has been undone
+  if (json::value* text = config.vision ? object.if_contains("text_config") : nullptr; text != nullptr && text->is_object())
+    for (const char* key : {"dtype", "torch_dtype"})
+      if (text->get_object().contains(key)) text->get_object()[key] = name;
   // The tensors of these layers were not read.
   for (const char* key : {"num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules"})
     if (config.num_skipped_layers > 0 && object.contains(key)) object[key] = 0;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "nn/vision_config.hpp"
 #include "tensor/dtype.hpp"
 
 namespace prl::nn {
@@ -159,6 +160,8 @@ struct ModelConfig {
   std::string torch_dtype = "bfloat16";
   /// Of the folder that config.json is from: matrices of its files may be FP8. What is saved has none.
   std::optional<Fp8Format> fp8;
+  /// Of models for text and images whose files have a tower that this build computes; what is saved has it then.
+  std::optional<VisionConfig> vision;
   std::string raw_json;  ///< config.json as read, kept so that saving changes nothing else
 
   std::int64_t num_parameters() const;

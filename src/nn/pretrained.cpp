@@ -326,6 +326,7 @@ std::vector<StoredTensor> match_stored_weights(const io::SafetensorsFolder& file
       ++num_skipped;
       continue;
     }
+    if (config.vision && name.starts_with(kTowerPrefix)) continue;  // VisionTower::load() reads them
     if (names.is_of_other_part(name)) {
       ++num_of_others;
       continue;

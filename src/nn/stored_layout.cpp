@@ -1,4 +1,5 @@
 #include "nn/stored_layout.hpp"
+#include "nn/vision_tower.hpp"
 
 #include <fmt/format.h>
 
@@ -154,7 +155,9 @@ WeightSource reordered_source(WeightSource source, std::vector<RowRun> runs) {
   return source;
 }
 
-std::vector<WeightSource> stored_sources(const ModelConfig& config, std::vector<WeightSource> sources) {
+namespace {
+
+std::vector<WeightSource> rows_in_file_order(const ModelConfig& config, std::vector<WeightSource> sources) {
   const bool has_stacks = config.expert_names == ExpertNames::kStacked || config.expert_names == ExpertNames::kStackedRows;
   if (!has_stacks && !config.linear.fuses_projections) return sources;
   const TensorTablePtr table = make_tensor_table(config);
@@ -164,6 +167,18 @@ std::vector<WeightSource> stored_sources(const ModelConfig& config, std::vector<
   for (WeightSource& source : sources)
     if (const auto found = order.find(source.name); found != order.end()) source = reordered_source(std::move(source), found->second);
   return stacked(config, *table, std::move(sources));
+}
+
+}  // namespace
+
+std::vector<WeightSource> stored_sources(const ModelConfig& config, std::vector<WeightSource> sources) {
+  std::vector<WeightSource> out = rows_in_file_order(config, std::move(sources));
+  if (!config.vision) return out;
+  constexpr std::string_view kModel = "model.";
+  for (WeightSource& source : out)
+    if (source.name.starts_with(kModel)) source.name = "model.language_model." + source.name.substr(kModel.size());
+  for (WeightSource& source : tower_sources(*config.vision)) out.push_back(std::move(source));
+  return out;
 }
 
 }  // namespace prl::nn

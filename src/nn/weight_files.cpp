@@ -24,7 +24,7 @@ constexpr std::int64_t kWritePiece = 1 << 20;
 
 constexpr const char* kCompanions[] = {"tokenizer.json",  "tokenizer_config.json", "special_tokens_map.json", "vocab.json",
                                        "merges.txt",      "added_tokens.json",     "chat_template.jinja",     "chat_template.json",
-                                       "tokenizer.model", "tiktoken.model",        "generation_config.json"};
+                                       "tokenizer.model", "tiktoken.model",        "generation_config.json",  "preprocessor_config.json"};
 /// The template for conversations with tools, where a model has one of its own.
 constexpr const char* kToolTemplate = "additional_chat_templates/tool_use.jinja";
 
@@ -182,6 +182,7 @@ std::vector<io::SafetensorsWriter::Spec> specs_of(const FileOfSeveral& shard, DT
   for (const WeightSource* source : shard.sources) {
     std::vector<std::int64_t> shape;
     for (int d = 0; d < source->shape.num_dims(); ++d) shape.push_back(source->shape[d]);
+    if (!source->file_shape.empty()) shape = source->file_shape;
     specs.push_back({source->name, io::stored_type(stored_dtype(*source, dtype)), std::move(shape)});
   }
   return specs;

@@ -20,8 +20,9 @@ struct WeightSource {
   Shape shape;
   /// Elements [first, first + out.size()) as fp32; always whole rows of the last dimension.
   std::function<void(std::int64_t first, std::span<float> out)> read;
-  std::int64_t layer = -1;  ///< of the model; -1: outside the layers
-  bool is_exact = false;    ///< fp32 in files of any type
+  std::int64_t layer = -1;                    ///< of the model; -1: outside the layers
+  bool is_exact = false;                      ///< fp32 in files of any type
+  std::vector<std::int64_t> file_shape = {};  ///< in files, of as many elements; empty: `shape`
 };
 
 struct WeightFileOptions {

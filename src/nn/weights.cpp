@@ -11,6 +11,7 @@
 #include "nn/exact_parts.hpp"
 #include "nn/peft.hpp"
 #include "nn/stored_weights.hpp"
+#include "nn/vision_tower.hpp"
 #include "nn/weight_blocks.hpp"
 #include "ops/eight_bit.hpp"
 
@@ -65,6 +66,7 @@ std::shared_ptr<Weights> start_weights(ops::OpContext& ctx, const ModelConfig& c
   weights->table = std::move(table);
   weights->blocks.resize(weights->table->blocks().size());
   set_rope_tables(*weights, ctx.runtime, previous);
+  if (previous != nullptr) weights->vision = previous->vision;
   return weights;
 }
 
@@ -410,7 +412,11 @@ std::shared_ptr<Weights> read_weights(ops::OpContext& ctx, const ModelConfig& co
 
 WeightsPtr load_weights(ops::OpContext& ctx, const ModelConfig& config, const std::filesystem::path& folder, DType compute,
                         PolicyVersion version, const WeightsPtr& previous, bool with_backward) {
-  return read_weights(ctx, config, StoredModel(folder, config), {}, compute, version, previous, with_backward);
+  std::shared_ptr<Weights> weights = read_weights(ctx, config, StoredModel(folder, config), {}, compute, version, previous, with_backward);
+  // Trainers take no images, and would hold it for nothing.
+  if (config.vision && !with_backward)
+    if (VisionTowerPtr tower = VisionTower::load(ctx, *config.vision, folder, compute)) weights->vision = std::move(tower);
+  return weights;
 }
 
 WeightsPtr load_shared_weights(std::span<ops::OpContext* const> devices, const ModelConfig& config, const std::filesystem::path& folder,

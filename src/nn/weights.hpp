@@ -18,6 +18,8 @@ class ExpertRanks;
 
 namespace prl::nn {
 
+class VisionTower;
+
 /// Brings the matrices of layers where not all of them are there at once (LayeredWeights).
 class LayerSource {
  public:
@@ -49,6 +51,8 @@ struct Weights {
   ops::RopeTable window_rope;       ///< of layers with ModelConfig::window_rope_theta; undefined where there are none
   ops::RopeTable no_rope;           ///< of angles 0, for layers whose heads are not rotated; undefined where there are none
   AdapterPtr adapter;               ///< of rows that name no other; nullptr for none
+  /// Of models for text and images; nullptr: none. Frozen: no part of the table and of checksums, and what has none leaves the one there.
+  std::shared_ptr<const VisionTower> vision;
   /// Of `blocks`, which all versions of an adapter share; nullptr: formed whenever it is asked for.
   std::shared_ptr<const struct WeightsChecksum> base_checksum;
   Shard shard = {};                ///< which part of each layer `blocks` has
@@ -77,7 +81,8 @@ struct Weights {
 /// ops::shares_weights().
 WeightsPtr make_weights(ops::OpContext& ctx, const Parameters& parameters, DType compute, PolicyVersion version, bool with_backward,
                         const WeightsPtr& previous, const Tensor& rounded = {});
-/// The same from a Hugging Face folder; checks names and shapes against `config`. Without `with_backward` for servers.
+/// The same from a Hugging Face folder; checks names and shapes against `config`. Without `with_backward` for servers, which get the
+/// vision tower too if `config` has one: that of the folder, or of `previous` if the folder has none.
 WeightsPtr load_weights(ops::OpContext& ctx, const ModelConfig& config, const std::filesystem::path& folder, DType compute,
                         PolicyVersion version, const WeightsPtr& previous, bool with_backward = false);
 /// Without gradients, for devices that share the layers, one context for each (see check_shards()): weights of the first, which hold those

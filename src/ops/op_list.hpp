@@ -11,6 +11,7 @@
 #include "ops/lora.hpp"
 #include "ops/optimizer.hpp"
 #include "ops/pointwise.hpp"
+#include "ops/vision.hpp"
 
 // Each op is declared once, in its public header. Its entry in OpTable, the declarations of its bodies and the tables that hold them follow
 // from its line here.
@@ -49,6 +50,10 @@
   PRL_OP(geglu)                     \
   PRL_OP(geglu_backward)            \
   PRL_OP(rope)                      \
+  PRL_OP(layer_norm)                \
+  PRL_OP(gelu)                      \
+  PRL_OP(attention_full)            \
+  PRL_OP(gather_rope_rows)          \
   PRL_OP(route)                     \
   PRL_OP(route_backward)            \
   PRL_OP(route_by_score)            \

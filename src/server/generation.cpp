@@ -73,6 +73,7 @@ void Generation::submit() {
     request.prompt_ids = request_->prompts[i / n];
     request.sampling = request_->sampling;
     request.sampling.n = 1;
+    request.images = request_->images;
     request.sampling.prompt_ranks = request_->return_prompt_logprobs;
     if (request.sampling.seed) *request.sampling.seed += i % n;
     if (i % n != 0) request.sampling.prompt_logprobs.reset();  // once per prompt is enough

@@ -6,6 +6,7 @@
 
 #include "server/channel_stream.hpp"
 #include "server/json_fields.hpp"
+#include "server/prompt_images.hpp"
 #include "server/request_fields.hpp"
 #include "server/responses_request.hpp"
 #include "server/sampling_fields.hpp"
@@ -291,6 +292,8 @@ ChatPrompt render_chat(const ServerContext& context, const boost::json::object& 
   if (continues && options.add_generation_prompt)
     net::fail_param("continue_final_message", "continue_final_message and add_generation_prompt exclude each other");
   options.tools = out.tools;
+  const PixelsList images = read_images(context, *messages);
+  options.keeps_images = !images.empty();
   options.kwargs = read_template_kwargs(fields);
   std::string prompt;
   try {
@@ -316,7 +319,10 @@ ChatPrompt render_chat(const ServerContext& context, const boost::json::object& 
   out.ends_in_think = ends_in_think(prompt);
   text::EncodeOptions encode;
   encode.add_special_tokens = add_special_tokens;
+  if (!images.empty() && fields.has("truncate_prompt_tokens"))
+    net::fail_param("truncate_prompt_tokens", "truncate_prompt_tokens: a prompt with images is not cut");
   out.ids = encode_prompt(context, prompt, encode, fields.has("truncate_prompt_tokens"));
+  if (!images.empty()) out.images = place_images(context, images, out.ids);
   return out;
 }
 
@@ -361,6 +367,9 @@ PreparedRequest prepare_chat_body(const ServerContext& context, const net::HttpR
 
   ChatPrompt prompt = render_chat(context, body, fields.boolean("add_special_tokens").value_or(false));
   out.tools = std::move(prompt.tools);
+  if (with_tokens && !prompt.images.empty())
+    net::fail_param("messages", "messages: images are not built on this route; use /v1/chat/completions");
+  out.images = std::move(prompt.images);
   if (with_tokens) {
     auto tokens = fields.token_ids("tokens", context.backend->vocab_size());
     if (!tokens) net::fail_param("tokens", "tokens: wanted the token ids of the prompt, found nothing");

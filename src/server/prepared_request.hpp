@@ -26,6 +26,7 @@ struct PreparedRequest {
   std::string model;                               ///< as the client wrote it, or the served name
   std::string adapter;                             ///< that `model` names; empty: the model as it is
   std::vector<std::vector<std::int32_t>> prompts;  ///< one, or several for /v1/completions; none is empty
+  std::vector<wire::PromptImage> images;           ///< chat only: of the one prompt
   wire::SamplingParams sampling;                   ///< max_tokens is set and fits; n counts choices per prompt
   std::string session_id;
   std::string cache_salt;
@@ -77,6 +78,7 @@ PreparedRequest prepare_generate(const ServerContext& context, const net::HttpRe
 /// Messages (or a prompt) of a chat-like body as token ids; used by /tokenize too.
 struct ChatPrompt {
   std::vector<std::int32_t> ids;
+  std::vector<wire::PromptImage> images;  ///< placed in `ids`
   bool ends_in_think = false;
   boost::json::array tools;
   std::string last_assistant_text;  ///< of the last message, if the assistant said it

@@ -14,7 +14,7 @@ using Fate = RequestField::Fate;
 constexpr std::string_view kNoBeams = "beam search is not built; draw several choices with n";
 constexpr std::string_view kNoAudio = "audio is not built; this server reads and writes text";
 constexpr std::string_view kNoCode = "code of a request is never run here";
-constexpr std::string_view kNoMedia = "images, audio and video are not built";
+constexpr std::string_view kNoMedia = "how images are read follows from the model; audio and video are not built";
 constexpr std::string_view kOldCalls = "the older form of tools; use tools and tool_choice";
 constexpr std::string_view kNoTransfer = "separate prefill and decode engines are not built";
 

@@ -21,8 +21,17 @@
 #include "text/chat_template.hpp"
 #include "text/renderer.hpp"
 #include "text/tokenizer.hpp"
+#include "vision/image_processor.hpp"
 
 namespace prl::server {
+
+/// Images in prompts: nothing unless the model has a vision tower.
+struct ImageInput {
+  std::shared_ptr<const vision::ImageProcessor> processor = {};
+  std::int32_t token_id = -1;  ///< the placeholder
+  vision::ImageLimits limits = {};
+  std::size_t max_images = 16;  ///< of one request
+};
 
 /// What a server is made of, and its limits.
 struct ApiOptions {
@@ -39,6 +48,7 @@ struct ApiOptions {
   SamplingDefaults sampling_defaults;   ///< of the chat, completions and responses routes
   bool enable_tools = false;            ///< read tool calls (needs a renderer that parses them)
   bool enable_reasoning = false;        ///< split reasoning off (needs a renderer that parses it)
+  ImageInput images;
   std::size_t max_connections = 8192;
   std::size_t max_body_bytes = std::size_t{64} << 20;
   std::size_t max_held_body_bytes = std::size_t{256} << 20;  ///< of all requests together; beyond it 503

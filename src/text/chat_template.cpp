@@ -1,5 +1,6 @@
 #include "text/chat_template.hpp"
 
+#include <algorithm>
 #include <boost/json/value.hpp>
 
 #include <optional>
@@ -95,6 +96,25 @@ json::string flatten_content(const json::value& content, std::size_t index) {
   return out;
 }
 
+bool is_image(const json::value& part) {
+  const json::object* object = part.if_object();
+  const json::value* type = object != nullptr ? object->if_contains("type") : nullptr;
+  return type != nullptr && is_text(*type) && (type->get_string() == "image_url" || type->get_string() == "image");
+}
+
+/// Content with images as templates of models for images take it; any other as one string.
+json::value list_content(const json::value& content, std::size_t index) {
+  if (!content.is_array() || std::ranges::none_of(content.get_array(), is_image)) return flatten_content(content, index);
+  json::array out;
+  for (const json::value& part : content.get_array()) {
+    if (is_image(part))
+      out.push_back(json::object{{"type", "image"}});
+    else
+      out.push_back(json::object{{"type", "text"}, {"text", flatten_content(json::array{part}, index)}});
+  }
+  return out;
+}
+
 constexpr std::size_t kMaxArgumentDepth = 200;
 
 void decode_arguments(json::value& call) {
@@ -114,14 +134,17 @@ void decode_arguments(json::value& call) {
   }
 }
 
-json::value normalize_message(const json::value& message, std::size_t index) {
+json::value normalize_message(const json::value& message, std::size_t index, bool keeps_images) {
   if (!message.is_object()) fail(ErrorCode::kInvalidArgument, "messages[{}]: expected an object", index);
   json::object out;
   for (const auto& member : message.get_object())
     if (!member.value().is_null() || member.key() == "content") out[member.key()] = member.value();
   const json::value* role = out.if_contains("role");
   if (role == nullptr || !is_text(*role)) fail(ErrorCode::kInvalidArgument, "messages[{}].role: expected a string", index);
-  out["content"] = flatten_content(out["content"], index);
+  if (keeps_images)
+    out["content"] = list_content(out["content"], index);
+  else
+    out["content"] = flatten_content(out["content"], index);
   // Clients name the same thing differently; templates read reasoning_content.
   if (!out.contains("reasoning_content"))
     for (const char* name : {"reasoning", "thinking"})
@@ -141,10 +164,10 @@ json::value normalize_message(const json::value& message, std::size_t index) {
 
 std::string_view chatml_template() noexcept { return kChatMl; }
 
-json::array normalize_messages(const json::array& messages) {
+json::array normalize_messages(const json::array& messages, bool keeps_images) {
   json::array out;
   out.reserve(messages.size());
-  for (std::size_t i = 0; i < messages.size(); ++i) out.push_back(normalize_message(messages[i], i));
+  for (std::size_t i = 0; i < messages.size(); ++i) out.push_back(normalize_message(messages[i], i, keeps_images));
   return out;
 }
 
@@ -211,7 +234,7 @@ ChatTemplate ChatTemplate::from_text_or_file(std::string_view source, const Toke
 }
 
 std::string ChatTemplate::render(const json::array& messages, const RenderOptions& options) const {
-  return render_raw(normalize_messages(messages), options);
+  return render_raw(normalize_messages(messages, options.keeps_images), options);
 }
 
 std::string ChatTemplate::render_raw(const json::array& messages, const RenderOptions& options) const {

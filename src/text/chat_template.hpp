@@ -17,14 +17,16 @@ namespace prl::text {
 
 /// Messages as clients send them, in the form templates expect: null members dropped, null content "", a list of text parts
 /// joined by newlines, tool-call arguments given as JSON text decoded (text that is no JSON object stays as it is).
-/// Error{kInvalidArgument} naming the message index: no object, no role, a part that is not text.
-boost::json::array normalize_messages(const boost::json::array& messages);
+/// With `keeps_images` the content of a message with images stays a list, of {"type": "text"} and {"type": "image"}.
+/// Error{kInvalidArgument} naming the message index: no object, no role, a part that is not text, nor an image where these are kept.
+boost::json::array normalize_messages(const boost::json::array& messages, bool keeps_images = false);
 
 /// What a template sees besides the messages.
 struct RenderOptions {
   bool add_generation_prompt = false;
   boost::json::array tools = {};    ///< OpenAI function envelopes; empty renders as if there were none
   boost::json::object kwargs = {};  ///< chat_template_kwargs (enable_thinking, ...); they win over special tokens
+  bool keeps_images = false;        ///< of render(): normalize_messages'
 };
 
 /// A model's Jinja chat template, rendered as transformers' apply_chat_template does.

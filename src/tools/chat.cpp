@@ -1,6 +1,10 @@
 #include "tools/chat.hpp"
 
+#include <utility>
+
+#include "base/base64.hpp"
 #include "base/error.hpp"
+#include "base/files.hpp"
 
 namespace prl::tools {
 namespace json = boost::json;
@@ -9,9 +13,11 @@ namespace {
 constexpr std::string_view kHelp =
     "/reset         forget the conversation\n"
     "/system TEXT   forget it and begin with this system message; without TEXT, with none\n"
+    "/image PATH    show this PNG or JPEG file with the next message\n"
     "/undo          take back the last message and its reply\n"
     "/exit          leave (also Ctrl-D)\n"
     "A line that ends in \\ continues in the next one. Ctrl-C ends a reply.\n";
+constexpr std::size_t kMaxImageBytes = std::size_t{20} << 20;
 constexpr std::string_view kDim = "\x1b[2m", kPlain = "\x1b[0m";
 
 class Conversation {
@@ -23,6 +29,7 @@ class Conversation {
 
   void reset() {
     messages_.clear();
+    images_.clear();
     if (system_ && !system_->empty()) messages_.push_back(json::object{{"role", "system"}, {"content", *system_}});
     num_fixed_ = messages_.size();
   }
@@ -38,9 +45,27 @@ class Conversation {
     return true;
   }
 
+  /// Keeps a picture for the next message; what is wrong with the file.
+  std::optional<std::string> add_image(const std::string& path) {
+    try {
+      const std::string bytes = read_file(path, kMaxImageBytes);
+      const char* const type = bytes.starts_with("\x89PNG") ? "png" : "jpeg";
+      const std::string uri = fmt::format("data:image/{};base64,{}", type, to_base64(bytes));
+      images_.push_back(json::object{{"type", "image_url"}, {"image_url", json::object{{"url", uri}}}});
+      return std::nullopt;
+    } catch (const Error& error) {
+      return error.what();
+    }
+  }
+
   /// Says a message and shows the reply; false if it failed.
   bool say(std::string text) {
-    messages_.push_back(json::object{{"role", "user"}, {"content", std::move(text)}});
+    json::value content(text);
+    if (!images_.empty()) {
+      images_.push_back(json::object{{"type", "text"}, {"text", std::move(text)}});
+      content = std::exchange(images_, {});
+    }
+    messages_.push_back(json::object{{"role", "user"}, {"content", std::move(content)}});
     try {
       const ChatReply reply = backend_.reply(
           messages_, [this](std::string_view piece, bool is_reasoning) { show(piece, is_reasoning); }, terminal_.is_interrupted);
@@ -83,6 +108,7 @@ class Conversation {
   const ChatTerminal& terminal_;
   std::optional<std::string> system_;
   json::array messages_;
+  json::array images_;  ///< of the next message
   std::size_t num_fixed_ = 0;
   bool is_dim_ = false;
 };
@@ -122,6 +148,9 @@ int run_chat_loop(ChatBackend& backend, const ChatOptions& options, const ChatTe
     } else if (command == "/system") {
       conversation.set_system(rest);
       conversation.dim(rest.empty() ? "[no system message]\n" : "[a new conversation with this system message]\n");
+    } else if (command == "/image") {
+      const std::optional<std::string> problem = conversation.add_image(rest);
+      conversation.dim(problem ? fmt::format("[no image: {}]\n", *problem) : "[shown with the next message]\n");
     } else if (command == "/undo") {
       conversation.dim(conversation.undo() ? "[taken back]\n" : "[there is nothing to take back]\n");
     } else if (command == "/help") {

@@ -14,9 +14,11 @@
 #include "base/units.hpp"
 #include "config/text_format.hpp"
 #include "launch/engine_host.hpp"
+#include "launch/inference_role.hpp"
 #include "net/http_client.hpp"
 #include "net/io_runtime.hpp"
 #include "text/detokenizer.hpp"
+#include "vision/prompt.hpp"
 
 namespace prl::tools {
 namespace json = boost::json;
@@ -40,6 +42,7 @@ class LocalChat final : public ChatBackend {
     inference.compute = config.compute;
     inference.max_num_seqs = 1;
     host_ = std::make_unique<launch::EngineHost>(inference, launch::make_runtime(config.compute), 1);
+    images_ = launch::image_processor_of(*host_);
     if (!host_->text().renderer) fail(ErrorCode::kInvalidArgument, "{} has no chat template: it cannot be talked to", config.model.name);
   }
   ~LocalChat() override { host_->engine().shutdown(); }
@@ -49,7 +52,7 @@ class LocalChat final : public ChatBackend {
   ChatReply reply(const json::array& messages, const ChatTextSink& sink, const std::function<bool()>& is_interrupted) override {
     const auto start = Clock::now();
     wire::GenerateRequest request;
-    request.prompt_ids = host_->text().renderer->render_ids(messages, {}, true);
+    fill_prompt(request, messages);
     request.sampling = sampling_;
     const std::vector<std::int32_t> stops = host_->text().renderer->stop_token_ids();
     request.sampling.stop_token_ids.insert(request.sampling.stop_token_ids.end(), stops.begin(), stops.end());
@@ -98,6 +101,31 @@ class LocalChat final : public ChatBackend {
   }
 
  private:
+  /// Images go by the chat template, as renderers write text alone.
+  void fill_prompt(wire::GenerateRequest& request, const json::array& messages) {
+    std::vector<std::shared_ptr<const wire::ImagePixels>> images;
+    for (const json::value& message : messages) {
+      const json::array* parts = message.at("content").if_array();
+      for (std::size_t i = 0; parts != nullptr && i < parts->size(); ++i) {
+        if ((*parts)[i].at("type") != "image_url") continue;
+        if (images_ == nullptr) fail(ErrorCode::kInvalidArgument, "{} takes no images: it has no vision tower", name_);
+        const std::string bytes = vision::bytes_of_data_uri(std::string_view((*parts)[i].at("image_url").at("url").as_string()), {});
+        images.push_back(images_->process(vision::decode_image(bytes, {})));
+      }
+    }
+    if (images.empty()) {
+      request.prompt_ids = host_->text().renderer->render_ids(messages, {}, true);
+      return;
+    }
+    if (!host_->text().chat_template) fail(ErrorCode::kInvalidArgument, "{} has no chat template, which images need", name_);
+    text::RenderOptions options{.add_generation_prompt = true};
+    options.keeps_images = true;
+    request.prompt_ids = host_->text().tokenizer->encode(host_->text().chat_template->render(messages, options));
+    const std::int32_t placeholder = host_->engine().model_config().vision->image_token_id;
+    request.images = vision::place_images(*images_, placeholder, images, request.prompt_ids);
+  }
+
+  std::shared_ptr<const vision::ImageProcessor> images_;
   wire::SamplingParams sampling_;
   std::string name_;
   std::unique_ptr<launch::EngineHost> host_;

@@ -6,6 +6,7 @@
 #include <deque>
 
 #include "base/error.hpp"
+#include "base/testing/source_dir.hpp"
 
 namespace prl::tools {
 namespace {
@@ -17,7 +18,8 @@ class EchoBackend final : public ChatBackend {
  public:
   ChatReply reply(const json::array& messages, const ChatTextSink& sink, const std::function<bool()>& is_interrupted) override {
     asked.push_back(messages);
-    const std::string text(messages.back().at("content").as_string());
+    const json::value& said = messages.back().at("content");
+    const std::string text(said.is_array() ? said.as_array().back().at("text").as_string() : said.as_string());
     if (text == "fail") fail(ErrorCode::kOverlong, "the prompt is too long");
     ChatReply result;
     std::string content;
@@ -93,6 +95,18 @@ TEST(ChatLoop, SystemUndoHelpAndUnknownCommands) {
   EXPECT_THAT(r.shown, HasSubstr("nothing to take back"));
   EXPECT_THAT(r.shown, HasSubstr("/reset"));
   EXPECT_THAT(r.shown, HasSubstr("/nonsense is no command"));
+}
+
+TEST(ChatLoop, ImagesGoWithTheNextMessage) {
+  const std::string picture = (test_source_dir() / "tests" / "golden" / "vision" / "photo.jpg").string();
+  const Outcome r = run({"/image " + picture, "/image /nowhere.png", "what is it?", "and now?"});
+  ASSERT_EQ(r.asked.size(), 2u);
+  const json::array& parts = r.asked[0][0].at("content").as_array();
+  ASSERT_EQ(parts.size(), 2u);
+  EXPECT_THAT(std::string(parts[0].at("image_url").at("url").as_string()), ::testing::StartsWith("data:image/jpeg;base64,/9j/"));
+  EXPECT_EQ(parts[1].at("text"), "what is it?");
+  EXPECT_EQ(r.asked[1].back().at("content"), "and now?");
+  EXPECT_THAT(r.shown, HasSubstr("[no image: "));
 }
 
 TEST(ChatLoop, LinesThatGoOnFailuresAndOneMessage) {

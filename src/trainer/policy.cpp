@@ -25,6 +25,7 @@ nn::ModelConfig model_config(const PolicyOptions& options) {
       fail(ErrorCode::kInvalidArgument, "[model] debug.num_layers cuts the model, so it needs debug.random_init = true");
     config.num_layers = std::min(config.num_layers, *options.num_layers);
     config.raw_json.clear();  // it would still say the full number of layers
+    config.vision.reset();    // what is saved is described anew, as a model for text
   }
   return config;
 }

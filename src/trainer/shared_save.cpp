@@ -11,6 +11,7 @@
 #include "nn/exact_parts.hpp"
 #include "nn/peft.hpp"
 #include "nn/stored_layout.hpp"
+#include "nn/vision_tower.hpp"
 #include "nn/weight_files.hpp"
 #include "trainer/agreement.hpp"
 
@@ -73,7 +74,10 @@ nn::WeightFileOptions SharedSave::file_options() const {
 
 std::vector<nn::WeightSource> SharedSave::copy_layers(nn::LayeredWeights& layered) const {
   std::vector<nn::WeightSource> sources = nn::flat_sources(*table_, {});  // who writes what follows from their shapes
-  const std::vector<bool> is_mine = nn::sources_of_writer(sources, file_options());
+  std::vector<nn::WeightSource> all = sources;
+  if (const auto& vision = weights_->config.vision)
+    for (nn::WeightSource& of_tower : nn::tower_sources(*vision)) all.push_back(std::move(of_tower));
+  const std::vector<bool> is_mine = nn::sources_of_writer(all, file_options());
   layered.for_each_section([&](const nn::GradSection& section, const Tensor& values) {
     Tensor copy;
     for (std::size_t i = 0; i < sources.size(); ++i) {

@@ -31,6 +31,7 @@
 #include "text/jinja.hpp"
 #include "text/json_python.hpp"
 #include "text/tokenizer.hpp"
+#include "vision/image.hpp"
 
 namespace prl::fuzz {
 namespace {
@@ -72,6 +73,7 @@ std::map<std::string, Target> make_targets() {
   auto scratch = std::make_shared<ScratchFile>();
   return {
       {"gguf", [scratch](const std::string& bytes) { io::GgufFile::open(scratch->write(bytes)); }},
+      {"image", [](const std::string& bytes) { vision::decode_image(bytes, {.max_pixels = 1 << 16}); }},
       {"safetensors", [scratch](const std::string& bytes) { io::SafetensorsFile::open(scratch->write(bytes)); }},
       {"tokenizer",
        [](const std::string& bytes) {

@@ -31,6 +31,7 @@ constexpr const char* kTextFiles[] = {"tokenizer.json",
                                       "chat_template.jinja",
                                       "chat_template.json",
                                       "generation_config.json",
+                                      "preprocessor_config.json",
                                       "additional_chat_templates/tool_use.jinja"};
 
 bool is_there(const fs::path& path) {

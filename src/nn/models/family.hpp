@@ -2,6 +2,7 @@
 
 #include <boost/json.hpp>
 #include <cstdint>
+#include <filesystem>
 #include <initializer_list>
 #include <span>
 #include <string>
@@ -38,6 +39,7 @@ struct Family {
   bool has_long_rope = false;             ///< LongRoPE in place of Llama 3's scaling and YaRN
   bool has_layer_ropes = false;           ///< rotary parameters by type of layer: those of full attention may be scaled
   std::string_view multimodal_type = {};  ///< model_type of files that hold such a model as "text_config" beside others, if there are any
+  bool has_vision_tower = false;          ///< files of that type may have a vision tower that read_vision() reads
   bool drops_mtp = false;                 ///< tensors "mtp.*" for multi-token prediction, which files may hold, are left out
   bool has_dense_mlps = true;             ///< `intermediate_size` says their width; else all layers have experts
   bool has_latent_attention = false;      ///< keys have as many heads as queries
@@ -108,6 +110,12 @@ void read_sparse_layers(const ConfigReader& reader, ModelConfig& config);
 void describe_window(const ModelConfig& config, const WindowKeys& keys, boost::json::object& object);
 /// Those of read_common_window() without a switch.
 inline const WindowKeys kOneWindow{.is_switched = false, .are_layers_named = false};
+
+/// How files name the tensors of a vision tower.
+inline constexpr std::string_view kTowerPrefix = "model.visual.";
+/// Sets `vision` if config.json of a model for text and images, `whole`, describes a tower and the folder's files have one. `text`: of
+/// its part for text. Error{kCorrupt|kNotImplemented} names the key of what is not read.
+void read_vision(const ConfigReader& whole, const ConfigReader& text, const std::filesystem::path& folder, ModelConfig& config);
 
 inline constexpr const char* kQuantization = "quantization_config";
 /// Sets `fp8` where the key says how files are quantised: "fp8" and, as "float-quantized", "compressed-tensors" of every family, "mxfp4" of

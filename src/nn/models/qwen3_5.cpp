@@ -73,6 +73,7 @@ const Family kQwen35Family{.model_type = "qwen3_5_text",
                            .num_kv_heads = 4,
                            .rotates_parts = true,
                            .multimodal_type = "qwen3_5",
+                           .has_vision_tower = true,
                            .drops_mtp = true};
 
 }  // namespace prl::nn

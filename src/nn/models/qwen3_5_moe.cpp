@@ -35,6 +35,7 @@ const Family kQwen35MoeFamily{.model_type = "qwen3_5_moe_text",
                               .num_kv_heads = 2,
                               .rotates_parts = true,
                               .multimodal_type = "qwen3_5_moe",
+                              .has_vision_tower = true,
                               .drops_mtp = true,
                               .has_dense_mlps = false};
 

@@ -52,6 +52,7 @@ struct Call {
   const float* sinks;
   const Unit* units;
   std::int64_t num_units;
+  bool sees_all = false;  ///< each query sees all keys of its sequence; dense only
 
   const VarlenAttention* dense = nullptr;
   const PagedAttention* paged = nullptr;
@@ -60,7 +61,12 @@ struct Call {
   std::int64_t first_token(const Unit& u) const {
     return (dense != nullptr ? dense->cu_seqlens : paged->query_start)[static_cast<std::size_t>(u.sequence)] + u.first;
   }
+  std::int64_t length_of(const Unit& u) const {
+    const auto s = static_cast<std::size_t>(u.sequence);
+    return dense->cu_seqlens[s + 1] - dense->cu_seqlens[s];
+  }
   std::int64_t first_position(const Unit& u) const {
+    if (sees_all) return length_of(u) - 1;
     if (dense != nullptr) return u.first;
     const auto s = static_cast<std::size_t>(u.sequence);
     return paged->context_len[s] - (paged->query_start[s + 1] - paged->query_start[s]) + u.first;
@@ -94,6 +100,7 @@ struct Call {
     t.group = group;
     t.head_dim = head_dim;
     t.first_position = first_position(u);
+    t.position_step = sees_all ? 0 : 1;
     t.keys = keys(u, head);
     t.key_begin = (u.first_chunk + index) * kAttentionChunk;
     t.key_end = t.key_begin + kAttentionChunk;
@@ -139,16 +146,21 @@ std::int64_t count_units(std::size_t sequences, int group, const Count& queries)
   return units;
 }
 
+/// Chunks of keys that `count` queries from `first` on see, of a sequence of `queries` new tokens behind which there are `context`.
+Chunks chunks_of(const Call& call, std::int64_t context, std::int64_t queries, std::int64_t first, std::int64_t count) {
+  return call.sees_all ? Chunks::of(context - 1, 1, 0) : Chunks::of(context - queries + first, count, call.window);
+}
+
 /// Fills units, the ones with most keys first so that threads end together, and returns the number of key chunks of all.
 template <typename Count, typename Context>
-std::int64_t fill_units(Unit* units, std::int64_t num_units, std::size_t sequences, int group, const Count& queries, const Context& context,
-                        std::int64_t window) {
+std::int64_t fill_units(Unit* units, std::int64_t num_units, std::size_t sequences, const Call& call, const Count& queries,
+                        const Context& context) {
   std::int64_t at = num_units, chunks = 0;
-  const std::int64_t step = tokens_per_unit(group);
+  const std::int64_t step = tokens_per_unit(call.group);
   for (std::size_t s = 0; s < sequences; ++s)
     for (std::int64_t first = 0; first < queries(s); first += step) {
       const std::int64_t count = std::min(step, queries(s) - first);
-      const Chunks seen = Chunks::of(context(s) - queries(s) + first, count, window);
+      const Chunks seen = chunks_of(call, context(s), queries(s), first, count);
       units[--at] = {static_cast<std::int32_t>(s),          static_cast<std::int32_t>(first),      static_cast<std::int32_t>(count),
                      static_cast<std::int32_t>(seen.first), static_cast<std::int32_t>(seen.count), chunks};
       chunks += units[at].chunks;
@@ -213,8 +225,7 @@ void run(OpContext& ctx, Call& call, std::size_t sequences, const Count& queries
   std::int64_t total_chunks = 0;
   for (std::size_t s = 0; s < sequences; ++s)
     for (std::int64_t first = 0; first < queries(s); first += tokens_per_unit(call.group))
-      total_chunks +=
-          Chunks::of(context(s) - queries(s) + first, std::min(queries(s) - first, tokens_per_unit(call.group)), call.window).count;
+      total_chunks += chunks_of(call, context(s), queries(s), first, std::min(queries(s) - first, tokens_per_unit(call.group))).count;
   const bool split =
       num_threads(ctx) > 1 && total_chunks > num_units && num_units * call.num_kv_heads < 4 * num_threads(ctx) && rows <= kSplitRows;
 
@@ -226,7 +237,7 @@ void run(OpContext& ctx, Call& call, std::size_t sequences, const Count& queries
   char* memory =
       static_cast<char*>(ctx.workspace->require(units_bytes + states_bytes + slot_bytes * static_cast<std::size_t>(num_threads(ctx))));
   Unit* units = reinterpret_cast<Unit*>(memory);
-  fill_units(units, num_units, sequences, call.group, queries, context, call.window);
+  fill_units(units, num_units, sequences, call, queries, context);
   call.units = units;
   call.num_units = num_units;
   char* slots = memory + units_bytes + states_bytes;
@@ -239,7 +250,9 @@ void run(OpContext& ctx, Call& call, std::size_t sequences, const Count& queries
 
 }  // namespace
 
-void attention_varlen(OpContext& ctx, TensorView out_THD, TensorView lse_TH, const VarlenAttention& args) {
+namespace {
+
+void run_dense(OpContext& ctx, TensorView out_THD, float* lse, const VarlenAttention& args, bool sees_all) {
   Call call{.kernels = &kernels(ctx),
             .group = static_cast<int>(args.q_THD.shape[1] / args.k_TKD.shape[1]),
             .head_dim = static_cast<int>(args.q_THD.shape[2]),
@@ -248,15 +261,26 @@ void attention_varlen(OpContext& ctx, TensorView out_THD, TensorView lse_TH, con
             .q = args.q_THD.as<char>(),
             .q_token_stride = args.q_token_stride,
             .out = out_THD.as<char>(),
-            .lse = lse_TH.as<float>(),
+            .lse = lse,
             .scale = args.scale,
             .window = args.window,
             .sinks = args.sinks_H.as<float>(),
             .units = nullptr,
             .num_units = 0,
+            .sees_all = sees_all,
             .dense = &args};
   const auto length = [&](std::size_t s) { return static_cast<std::int64_t>(args.cu_seqlens[s + 1] - args.cu_seqlens[s]); };
   run(ctx, call, args.cu_seqlens.size() - 1, length, length);
+}
+
+}  // namespace
+
+void attention_varlen(OpContext& ctx, TensorView out_THD, TensorView lse_TH, const VarlenAttention& args) {
+  run_dense(ctx, out_THD, lse_TH.as<float>(), args, /*sees_all=*/false);
+}
+
+void attention_full(OpContext& ctx, TensorView out_THD, const VarlenAttention& args) {
+  run_dense(ctx, out_THD, nullptr, args, /*sees_all=*/true);
 }
 
 void attention_paged(OpContext& ctx, TensorView out_THD, const PagedAttention& args) {

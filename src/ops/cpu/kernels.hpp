@@ -81,6 +81,7 @@ struct AttentionTask {
   int group = 1;
   int head_dim = 0;
   std::int64_t first_position = 0;
+  std::int64_t position_step = 1;  ///< from token to token; 0: all see the same keys
   KeySource keys;
   std::int64_t key_begin = 0, key_end = 0;
   std::int64_t window = 0;  ///< VarlenAttention::window
@@ -221,6 +222,8 @@ struct Kernels {
   /// dw_partial[n] += this row's share.
   void (*rms_norm_backward)(void* dx, float* dw_partial, const void* dy, const void* x, const float* w, std::int64_t n, float eps,
                             bool accumulate, DType) = nullptr;
+  void (*layer_norm)(void* y, const void* x, const float* w, const float* b, std::int64_t n, float eps, DType) = nullptr;
+  void (*gelu_tanh)(void* out, const void* x, std::int64_t n, DType) = nullptr;
   void (*add)(void* out, const void* a, const void* b, std::int64_t n, DType) = nullptr;
   void (*swiglu)(void* out, const void* gate, const void* up, std::int64_t n, DType) = nullptr;
   void (*swiglu_backward)(void* dgate, void* dup, const void* dout, const void* gate, const void* up, std::int64_t n, DType) = nullptr;

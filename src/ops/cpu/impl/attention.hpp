@@ -302,7 +302,7 @@ void attention_t(const AttentionTask& t) {
   }
   for (std::int64_t i = 0; i < rows * D; i += Vec::kLanes) store(t.row_out + i, zero());
 
-  const std::int64_t last_position = t.first_position + t.num_tokens - 1;
+  const std::int64_t last_position = t.first_position + t.position_step * (t.num_tokens - 1);
   const std::int64_t key_end = smaller(t.key_end, last_position + 1);
   // The first key that a query sees. Tiles before it are left out where no row needs them, and change nothing where one does.
   const auto first_key = [&](std::int64_t token) { return t.window == 0 ? 0 : t.first_position + token - t.window + 1; };
@@ -325,7 +325,8 @@ void attention_t(const AttentionTask& t) {
     }
     for (std::int64_t s = 0; s < slivers; ++s) {
       const std::int64_t begin = sliver_begin(s, rows, slivers), end = sliver_begin(s + 1, rows, slivers);
-      const std::int64_t reach = t.first_position + (end - 1) / t.group - k0 + 1;  // keys of this tile that the last row sees
+      const std::int64_t reach =
+          t.first_position + t.position_step * ((end - 1) / t.group) - k0 + 1;  // keys of this tile that the last row sees
       if (reach <= 0 || first_key(begin / t.group) >= k0 + kTile) continue;
       const int num_keys = static_cast<int>(smaller(reach, count));
       const int height = static_cast<int>(end - begin);
@@ -338,7 +339,7 @@ void attention_t(const AttentionTask& t) {
       float rescale[kRowTile + Vec::kLanes] = {};
       for (int i = 0; i < height; ++i) {
         const std::int64_t r = begin + i;
-        const SeenKeys seen = seen_keys(t.first_position + r / t.group, k0, count, t.window);
+        const SeenKeys seen = seen_keys(t.first_position + t.position_step * (r / t.group), k0, count, t.window);
         const float before = t.row_max[r], tile_max = seen.first < seen.end ? scale_scores(scores + i * kTile, seen, t.scale) : before;
         if (tile_max > before) t.row_max[r] = tile_max;
         rescale[i] = before == t.row_max[r] ? 0.0f : before - t.row_max[r];  // also where nothing has been seen so far

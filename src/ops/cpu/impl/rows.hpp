@@ -34,6 +34,21 @@ void rms_norm_t(T* y, const T* x, const float* w, std::int64_t n, float eps) {
 }
 
 template <typename T>
+void layer_norm_t(T* y, const T* x, const float* w, const float* b, std::int64_t n, float eps) {
+  Vec sum = zero();
+  for_vectors(n, [&](std::int64_t i, int l) { sum = sum + get(x + i, l); });
+  const float mean = reduce_add(sum) / static_cast<float>(n);
+  Vec squares = zero();
+  for_vectors(n, [&](std::int64_t i, int l) {
+    // What lies behind the end is zero, and is to add nothing.
+    const Vec away = get(x + i, l) - set1(mean), there = l == kLanes ? away : select_first(l, away, zero());
+    squares = fma(there, there, squares);
+  });
+  const Vec scale = set1(1.0f / __builtin_sqrtf(reduce_add(squares) / static_cast<float>(n) + eps));
+  for_vectors(n, [&](std::int64_t i, int l) { put(y + i, fma((get(x + i, l) - set1(mean)) * scale, get(w + i, l), get(b + i, l)), l); });
+}
+
+template <typename T>
 void rms_norm_backward_t(T* dx, float* dw, const T* dy, const T* x, const float* w, std::int64_t n, float eps, bool accumulate) {
   Vec squares = zero(), dots = zero();
   for_vectors(n, [&](std::int64_t i, int l) {
@@ -89,6 +104,11 @@ struct Gelu {
     slope = fma(near * s * (set1(1.0f) - s), fma(set1(3.0f) * cubic, square, twice), s);
   }
 };
+
+template <typename T>
+void gelu_tanh_t(T* out, const T* x, std::int64_t n) {
+  for_vectors(n, [&](std::int64_t i, int l) { put(out + i, Gelu(get(x + i, l)).value, l); });
+}
 
 template <typename T>
 void geglu_t(T* out, const T* gate, const T* up, std::int64_t n) {
@@ -227,6 +247,12 @@ void swiglu(void* out, const void* gate, const void* up, std::int64_t n, DType t
 void swiglu_backward(void* dgate, void* dup, const void* dout, const void* gate, const void* up, std::int64_t n, DType t) {
   PRL_BY_DTYPE(t, swiglu_backward_t(f32(dgate), f32(dup), f32(dout), f32(gate), f32(up), n),
                swiglu_backward_t(bf16(dgate), bf16(dup), bf16(dout), bf16(gate), bf16(up), n))
+}
+void layer_norm(void* y, const void* x, const float* w, const float* b, std::int64_t n, float eps, DType t) {
+  PRL_BY_DTYPE(t, layer_norm_t(f32(y), f32(x), w, b, n, eps), layer_norm_t(bf16(y), bf16(x), w, b, n, eps))
+}
+void gelu_tanh(void* out, const void* x, std::int64_t n, DType t) {
+  PRL_BY_DTYPE(t, gelu_tanh_t(f32(out), f32(x), n), gelu_tanh_t(bf16(out), bf16(x), n))
 }
 void geglu(void* out, const void* gate, const void* up, std::int64_t n, DType t) {
   PRL_BY_DTYPE(t, geglu_t(f32(out), f32(gate), f32(up), n), geglu_t(bf16(out), bf16(gate), bf16(up), n))
