@@ -133,7 +133,9 @@ void DecodeRecorder::fill(Step& step, const Key& key, const PagedBatch& batch) {
   put(batch.ids_T, 0);
   put(batch.positions_T, 0);
   put(batch.slot_T, -1);
-  for (std::size_t row = 0; row < B; ++row) *at++ = row < n ? batch.positions_T[row] + 1 : 0;
+  for (std::size_t s = 0; s < batch.context_len.size(); ++s)
+    for (std::int32_t after = batch.query_start[s + 1] - batch.query_start[s]; after-- > 0;) *at++ = batch.context_len[s] - after;
+  at = std::fill_n(at, B - n, 0);
   put(key.has_next_tokens ? std::span<const std::int32_t>() : batch.state_slot, -1);
   const auto from = static_cast<std::size_t>(batch.max_blocks);
   for (std::size_t s = 0; s < batch.context_len.size(); ++s)
