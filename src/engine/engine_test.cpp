@@ -56,7 +56,7 @@ struct Model {
                                .vocab_size = kVocabSize,
                                .hidden_size = 64,
                                .intermediate_size = 96,
-                               .num_layers = 2,
+                               .num_layers = family == "nemotron_h" ? 5 : 2,  // of each kind
                                .num_heads = 4,
                                .num_kv_heads = 2,
                                .head_dim = family == "qwen3_5_text" || family == "qwen3_next" ? 64 : 16,  // of which it rotates a quarter
@@ -354,7 +354,8 @@ INSTANTIATE_TEST_SUITE_P(Models, Exactness,
                                            Kind{"gemma3_text", DType::kBF16}, Kind{"gemma3_text", DType::kF32, 10},
                                            Kind{"gemma3_text", DType::kBF16, 10}, Kind{"afmoe", DType::kF32, 10},
                                            Kind{"afmoe", DType::kBF16, 10}, Kind{"afmoe", DType::kBF16}, Kind{"gpt_oss", DType::kF32, 10},
-                                           Kind{"gpt_oss", DType::kBF16, 10}, Kind{"gpt_oss", DType::kBF16}),
+                                           Kind{"gpt_oss", DType::kBF16, 10}, Kind{"gpt_oss", DType::kBF16},
+                                           Kind{"nemotron_h", DType::kF32}, Kind{"nemotron_h", DType::kBF16}),
                          [](const auto& kind) {
                            return std::string(kind.param.family) + (kind.param.compute == DType::kF32 ? "F32" : "BF16") +
                                   (kind.param.window > 0 ? "Window" : "");

@@ -297,12 +297,12 @@ INSTANTIATE_TEST_SUITE_P(Families, AdapterExactness,
                                            AdapterCase{"gpt_oss", DType::kF32, {}}, AdapterCase{"gpt_oss", DType::kBF16, {}},
                                            AdapterCase{"afmoe", DType::kBF16, {}}, AdapterCase{"deepseek_v3", DType::kF32, {}},
                                            AdapterCase{"deepseek_v3", DType::kBF16, {}}, AdapterCase{"gemma3_text", DType::kF32, {}},
-                                           AdapterCase{"gemma3_text", DType::kBF16, {}}));
+                                           AdapterCase{"gemma3_text", DType::kBF16, {}}, AdapterCase{"nemotron_h", DType::kBF16, {}}));
 
 class AdapterOfFamily : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Families, AdapterOfFamily,
                          ::testing::Values("qwen3", "qwen3_moe", "glm4_moe", "mixtral", "olmo2", "phi3", "qwen3_5_moe_text", "qwen3_next",
-                                           "minimax_m2", "afmoe", "deepseek_v3", "gemma3_text"));
+                                           "minimax_m2", "afmoe", "deepseek_v3", "gemma3_text", "nemotron_h"));
 
 TEST(Adapter, StartsAsItsBase) {
   SmallModel model("qwen3", true, 2);
