@@ -155,7 +155,7 @@ CASES = {
     "gpt_oss_mxfp4": ("GptOssConfig", GPT_OSS | dict(num_local_experts=3, num_hidden_layers=1, head_dim=16), torch.bfloat16, None),
     "nemotron_h": ("NemotronHConfig", NEMOTRON | dict(layers_block_type=["linear_attention", "mlp", "full_attention", "linear_attention"]), torch.bfloat16, None),
     # Steps that some tokens would have beyond the limits.
-    "nemotron_h_moe": ("NemotronHConfig", NEMOTRON_EXPERTS | dict(layers_block_type=["linear_attention", "full_attention", "moe", "mlp"], n_group=4, topk_group=2,
+    "nemotron_h_experts": ("NemotronHConfig", NEMOTRON_EXPERTS | dict(layers_block_type=["linear_attention", "moe", "full_attention", "mlp"], n_group=4, topk_group=2, routed_scaling_factor=1.5,
                                                                   time_step_limit=[0.25, 2.0]), torch.bfloat16, None),
     "nemotron_h_latent": ("NemotronHConfig", NEMOTRON_EXPERTS | dict(layers_block_type=["linear_attention", "full_attention", "moe"], moe_latent_size=32,
                                                                      use_conv_bias=False), torch.float32, None),

@@ -167,7 +167,7 @@ TEST_P(GoldenModelTest, SavingKeepsEveryByteOfTensorsConfigAndTokenizer) {
 
 INSTANTIATE_TEST_SUITE_P(Models, GoldenModelTest,
                          ::testing::Values("qwen2_tied", "mixtral", "olmo2", "phi3", "qwen3_5", "gpt_oss", "qwen3_5_moe", "qwen3_next",
-                                           "minimax_m2", "afmoe", "deepseek_v2", "deepseek_v3", "gemma3", "nemotron_h_moe"),
+                                           "minimax_m2", "afmoe", "deepseek_v2", "deepseek_v3", "gemma3", "nemotron_h_experts"),
                          [](const auto& test) { return test.param; });
 
 /// A golden model, how files of the whole hold it and what else they hold.
