@@ -208,8 +208,8 @@ void router_alone_backward(ops::OpContext& ctx, Tape& tape, const Var& x_TH, con
 }
 
 /// `x_TH`: of the router; `in_TH`: of the experts, perhaps the same.
-void experts_backward(ops::OpContext& ctx, Tape& tape, const Var& x_TH, const Var& in_TH, ConstTensorView dy_TH, ConstTensorView gate_up_M2F,
-                      const ExpertsParameter& p, const Placement& placement) {
+void experts_backward(ops::OpContext& ctx, Tape& tape, const Var& x_TH, const Var& in_TH, ConstTensorView dy_TH,
+                      ConstTensorView gate_up_M2F, const ExpertsParameter& p, const Placement& placement) {
   const std::int64_t M = gate_up_M2F.shape.num_rows(), G = gate_up_M2F.shape.num_cols(), F = G / outputs_of_number(p);
   const std::int64_t T = in_TH.value.shape.num_rows(), H = in_TH.value.shape.num_cols();
   const DType dtype = in_TH.value.dtype;

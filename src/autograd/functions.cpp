@@ -301,7 +301,9 @@ Var swiglu(Frame& frame, const Var& gate_up_T2F) { return gate(frame, gate_up_T2
 Var squared_relu(Frame& frame, const Var& x_TF) {
   return gate(
       frame, x_TF, [](ops::OpContext& ctx, TensorView out, ConstTensorView x) { ops::squared_relu(ctx, out, x, {}); },
-      [](ops::OpContext& ctx, TensorView dx, ConstTensorView dout, ConstTensorView x) { ops::squared_relu_backward(ctx, dx, {}, dout, x, {}); },
+      [](ops::OpContext& ctx, TensorView dx, ConstTensorView dout, ConstTensorView x) {
+        ops::squared_relu_backward(ctx, dx, {}, dout, x, {});
+      },
       1);
 }
 Var geglu(Frame& frame, const Var& gate_up_T2F) { return gate(frame, gate_up_T2F, ops::geglu, ops::geglu_backward); }

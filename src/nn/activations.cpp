@@ -28,10 +28,14 @@ struct PerToken {
       : PerToken(c, compute, c.is_sparse(layer), c.is_linear(layer), c.has_attention(layer), c.has_mlp(layer)) {}
   PerToken(const ModelConfig& c, DType compute, bool is_sparse, bool is_linear, bool has_attention, bool has_mlp)
       : H(c.hidden_size),
-        Q(is_linear ? c.linear.value_width() : has_attention ? c.num_heads * c.head_dim : 0),
+        Q(is_linear       ? c.linear.value_width()
+          : has_attention ? c.num_heads * c.head_dim
+                          : 0),
         K(is_linear || !has_attention ? 0 : c.num_kv_heads * c.head_dim),
         S(is_sparse ? c.shared_expert_size : 0),
-        F(is_sparse ? c.num_active_experts * c.expert_size : has_mlp ? c.intermediate_size : 0),
+        F(is_sparse ? c.num_active_experts * c.expert_size
+          : has_mlp ? c.intermediate_size
+                    : 0),
         normed(c.norms_inputs ? H : 0),
         norm(has_attention && has_mlp ? 2 * normed : normed),
         attn_proj(is_linear       ? c.linear.projected_width()
@@ -50,9 +54,12 @@ struct PerToken {
                                                              : 0),
         attended(is_linear || c.gates_heads ? 2 * Q : Q),
         outputs(c.norms_outputs ? 2 * H : 0),
-        mlp(c.has_squared_relu_mlps ? (is_sparse ? F + 2 * S + 2 * c.expert_input_size : 2 * F) : is_sparse ? 2 * F + 3 * S : 3 * F),
+        mlp(c.has_squared_relu_mlps ? (is_sparse ? F + 2 * S + 2 * c.expert_input_size : 2 * F)
+            : is_sparse             ? 2 * F + 3 * S
+                                    : 3 * F),
         kept((has_attention && has_mlp ? 2 : 1) * H + outputs + attended +
-             ((is_linear || !has_attention ? 0 : c.num_heads) + (is_sparse ? routing(c) : 0)) * 4 / static_cast<std::int64_t>(size_of(compute))),
+             ((is_linear || !has_attention ? 0 : c.num_heads) + (is_sparse ? routing(c) : 0)) * 4 /
+                 static_cast<std::int64_t>(size_of(compute))),
         passing(c.latent ? c.latent->widened(c.num_heads) : 0),
         has_head_norms(!is_linear && !c.latent) {
     const std::int64_t of_row = c.expert_input_size > 0 ? c.expert_input_size : H, matrices = c.has_squared_relu_mlps ? 2 : 3;

@@ -92,8 +92,7 @@ bool matches_any(const std::vector<ModulePattern>& patterns, const std::string& 
 /// Of the usual lists what a model has none of, or has under other names.
 std::span<const std::string_view> passed_over(const ModelConfig& model, const std::vector<std::string>& targets) {
   if (model.has_squared_relu_mlps) return std::span(kMlpModules).first(1);  // MLPs without gates
-  const bool names_all_experts =
-      model.expert_names == ExpertNames::kNumbered && std::ranges::find(targets, "experts") != targets.end();
+  const bool names_all_experts = model.expert_names == ExpertNames::kNumbered && std::ranges::find(targets, "experts") != targets.end();
   return names_all_experts ? std::span<const std::string_view>(kMlpModules) : std::span<const std::string_view>();
 }
 

@@ -140,12 +140,13 @@ struct ModelConfig {
   double embedding_scale = 1.0;         ///< multiplies the rows of the embedding that enter the first layer (AFMoE)
   bool rounds_embedding_scale = false;  ///< that number is rounded to the type that is computed in (Gemma 3)
   bool has_gelu_mlps = false;           ///< MLPs have ops::geglu in place of ops::swiglu (Gemma 3)
-  bool has_squared_relu_mlps = false;   ///< MLPs, those of experts too, have no gate, but ops::squared_relu between two matrices (Nemotron-H)
+  bool has_squared_relu_mlps =
+      false;  ///< MLPs, those of experts too, have no gate, but ops::squared_relu between two matrices (Nemotron-H)
   /// Layers have one part each, with one norm before it, under the names of Nemotron-H: these, ascending, an MLP alone, the others
   /// attention alone.
   bool has_single_parts = false;
   std::vector<std::int64_t> mlp_layers;
-  bool fuses_projections = false;       ///< q, k, v are one tensor in files and adapters, and so are gate and up (Phi-3)
+  bool fuses_projections = false;  ///< q, k, v are one tensor in files and adapters, and so are gate and up (Phi-3)
   // Layers whose MLP is a mixture of experts (Qwen3-MoE, GLM-4.5, Mixtral); 0 experts: there is none.
   std::int64_t num_experts = 0;
   std::vector<std::int64_t> dense_layers;  ///< those that have one MLP all the same, ascending

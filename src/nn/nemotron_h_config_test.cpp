@@ -47,8 +47,8 @@ TEST_F(NemotronHConfigTest, PublishedFiles) {
   EXPECT_EQ(config.linear.min_step, 0.0);
   EXPECT_EQ(config.linear.max_step, std::numeric_limits<double>::infinity());
   EXPECT_FLOAT_EQ(config.rms_norm_eps, 1e-5f);
-  EXPECT_DOUBLE_EQ(config.flops_per_token(1000), 6.0 * static_cast<double>(config.num_active_parameters()) + 12.0 * 4480 * 4 * 1000 +
-                                                     12.0 * 27 * 128 * 80 * 128)
+  EXPECT_DOUBLE_EQ(config.flops_per_token(1000),
+                   6.0 * static_cast<double>(config.num_active_parameters()) + 12.0 * 4480 * 4 * 1000 + 12.0 * 27 * 128 * 80 * 128)
       << "two products for each element of a state";
 
   const ModelConfig sparse = load(kNemotron3Nano);
@@ -62,9 +62,10 @@ TEST_F(NemotronHConfigTest, PublishedFiles) {
 }
 
 TEST_F(NemotronHConfigTest, NewerSpellings) {
-  const std::string listed = edit(edit(kNemotron3Nano, R"("hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME")",
-                                       R"("layers_block_type": ["mamba", "moe", "linear_attention", "attention", "full_attention", "mlp"])"),
-                                  R"("num_hidden_layers": 52)", R"("time_step_limit": [0.01, {"__float__": "Infinity"}])");
+  const std::string listed =
+      edit(edit(kNemotron3Nano, R"("hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME")",
+                R"("layers_block_type": ["mamba", "moe", "linear_attention", "attention", "full_attention", "mlp"])"),
+           R"("num_hidden_layers": 52)", R"("time_step_limit": [0.01, {"__float__": "Infinity"}])");
   const ModelConfig config = load(listed);
   EXPECT_EQ(config.num_layers, 6);
   EXPECT_THAT(config.linear.layers, ElementsAre(0, 2));
@@ -73,9 +74,8 @@ TEST_F(NemotronHConfigTest, NewerSpellings) {
   EXPECT_EQ(config.linear.min_step, 0.01);
   EXPECT_EQ(config.linear.max_step, std::numeric_limits<double>::infinity());
   // Experts between two matrices.
-  const ModelConfig narrow =
-      load(edit(edit(kNemotron3Nano, "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "MEM*E"), R"("num_hidden_layers": 52)",
-                R"("moe_latent_size": 1024)"));
+  const ModelConfig narrow = load(edit(edit(kNemotron3Nano, "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "MEM*E"),
+                                       R"("num_hidden_layers": 52)", R"("moe_latent_size": 1024)"));
   EXPECT_EQ(narrow.expert_input_size, 1024);
   EXPECT_EQ(narrow.num_parameters(), 1830228096);
 }
@@ -109,7 +109,8 @@ TEST_F(NemotronHConfigTest, RefusesWhatThisBuildLacks) {
                                                        {R"("attention_dropout": 0.1)", "attention_dropout"},
                                                        {R"("mamba_hidden_act": "relu")", "mamba_hidden_act"}};
   for (const auto& [key, part] : cases) expect_error(with(key), ErrorCode::kNotImplemented, part);
-  expect_error(edit(kNemotron3Nano, R"("n_shared_experts": 1)", R"("n_shared_experts": 2)"), ErrorCode::kNotImplemented, "n_shared_experts");
+  expect_error(edit(kNemotron3Nano, R"("n_shared_experts": 1)", R"("n_shared_experts": 2)"), ErrorCode::kNotImplemented,
+               "n_shared_experts");
   expect_error(edit(kNemotron3Nano, R"("mlp_hidden_act": "relu2")", R"("mlp_hidden_act": "silu")"), ErrorCode::kNotImplemented,
                "mlp_hidden_act");
   expect_error(edit(kNemotron3Nano, "MEMEM*", "MEMEMX"), ErrorCode::kNotImplemented, "letter 'X'");

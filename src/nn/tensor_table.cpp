@@ -185,7 +185,8 @@ constexpr std::array kRowsOfTable{
     Row{S::kExpertsOut, B::kExpertsOut, kInLayer, "mixer.fc2_latent_proj.weight", "ffn_latent_up.weight", shape::hidden_by_narrow, when::narrow_experts, kReplicated},
 };
 // clang-format on
-static_assert(std::ranges::is_sorted(kRowsOfTable, {}, &Row::slot) && kRowsOfTable.size() == static_cast<std::size_t>(Slot::kExpertsOut) + 1,
+static_assert(std::ranges::is_sorted(kRowsOfTable, {}, &Row::slot) &&
+                  kRowsOfTable.size() == static_cast<std::size_t>(Slot::kExpertsOut) + 1,
               "one row per slot, in order");
 static_assert(kNumBlockKinds == static_cast<std::size_t>(Block::kExpertsOutLoraB) + 1);
 

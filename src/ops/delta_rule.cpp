@@ -116,7 +116,7 @@ void causal_conv_backward(OpContext& ctx, TensorView dx_TC, TensorView dweight_C
   check_anew(c, rows);
   if (x_TC.shape.num_elements() == 0) return;
   table_entry(ctx, ctx.table->causal_conv_backward, "causal_conv_backward")(ctx, dx_TC, dweight_CW, dy_TC, x_TC, weight_CW, rows, bias_C,
-                                                                             dbias_C);
+                                                                            dbias_C);
 }
 
 bool delta_rule_goes_in_chunks(DeviceKind device, DType dtype, std::int64_t key_dim, std::int64_t value_dim, RuleKind kind) noexcept {
@@ -153,11 +153,10 @@ void delta_rule(OpContext& ctx, TensorView out_TV, TensorView state_SF, const De
   c.check("out", out_TV, "T V").same_dtype("out", out_TV.dtype, "qkv", in.qkv_TC.dtype);
   check_sequences(c, ctx, rows, in.qkv_TC.shape[0]);
   if (!rows.slot_S.empty() || rows.is_by_index())
-    c.extent(
-         "F",
-         delta_rule_state_size(ctx.runtime->device().kind, in.qkv_TC.dtype, in.num_key_heads, in.num_value_heads, in.key_dim, in.value_dim,
-                               in.kind),
-         "delta_rule_state_size")
+    c.extent("F",
+             delta_rule_state_size(ctx.runtime->device().kind, in.qkv_TC.dtype, in.num_key_heads, in.num_value_heads, in.key_dim,
+                                   in.value_dim, in.kind),
+             "delta_rule_state_size")
         .check("state", state_SF, "slots F", DType::kF32);
   check_slots(c, rows, state_SF);
   if (out_TV.shape.num_elements() == 0) return;
@@ -234,8 +233,8 @@ void gated_group_norm_backward(OpContext& ctx, TensorView dx_TV, TensorView dgat
   c.check("dx", dx_TV, "T V").check("dgate", dgate_TV, "T V").check("dy", dy_TV, "T V").check("dw", dw_V, "V", DType::kF32);
   for (const DType t : {dx_TV.dtype, dgate_TV.dtype, dy_TV.dtype}) c.same_dtype("an activation", t, "x", x_TV.dtype);
   if (x_TV.shape.num_elements() == 0) return;
-  table_entry(ctx, ctx.table->gated_group_norm_backward, "gated_group_norm_backward")(ctx, dx_TV, dgate_TV, dw_V, dy_TV, x_TV, gate_TV,
-                                                                                      w_V, num_groups, eps);
+  table_entry(ctx, ctx.table->gated_group_norm_backward, "gated_group_norm_backward")(ctx, dx_TV, dgate_TV, dw_V, dy_TV, x_TV, gate_TV, w_V,
+                                                                                      num_groups, eps);
 }
 
 void drop_gates(OpContext& ctx, TensorView out_TF, ConstTensorView in_TE, std::int64_t num_heads, std::int64_t head_dim) {

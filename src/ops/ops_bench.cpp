@@ -148,7 +148,11 @@ void bench_delta_rule(benchmark::State& state, DType dtype, std::int64_t length,
       delta_rule(context(), out, states, in, rows);
   }
   // Forward: decay, two products with the state and its update; of a state space one.
-  report(state, (backward ? 25.0 : is_space ? 5.0 : 7.0) * static_cast<double>(T * N * K * D),
+  report(state,
+         (backward   ? 25.0
+          : is_space ? 5.0
+                     : 7.0) *
+             static_cast<double>(T * N * K * D),
          has_slots ? 2.0 * static_cast<double>(states.num_bytes()) : static_cast<double>(qkv.num_bytes() + out.num_bytes()));
 }
 

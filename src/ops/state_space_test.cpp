@@ -4,7 +4,8 @@
 #include "ops/pointwise.hpp"
 #include "ops/test_support.hpp"
 
-// State spaces and what Nemotron-H has beside them: the rule, biases of the convolution, the norm behind its gate, squares of what is above 0.
+// State spaces and what Nemotron-H has beside them: the rule, biases of the convolution, the norm behind its gate, squares of what is above
+// 0.
 
 namespace prl::ops {
 namespace {
@@ -194,7 +195,8 @@ TEST_P(StateSpaceTest, ConvolutionAddsItsBias) {
          dbias = s.filled({C}, DType::kF32, 0.5f);
   causal_conv(s.ctx, y, x, weight, {}, {.start_S = starts}, bias);
   causal_conv_backward(s.ctx, dx, dweight, dy, x, weight, {.start_S = starts}, bias, dbias);
-  Reals want(static_cast<std::size_t>(T * C)), wanted_bias(static_cast<std::size_t>(C), 0.5), wanted_weight(static_cast<std::size_t>(C * W));
+  Reals want(static_cast<std::size_t>(T * C)), wanted_bias(static_cast<std::size_t>(C), 0.5),
+      wanted_weight(static_cast<std::size_t>(C * W));
   for (std::size_t q = 0; q + 1 < starts.size(); ++q)
     for (std::int64_t t = starts[q]; t < starts[q + 1]; ++t)
       for (std::int64_t c = 0; c < C; ++c) {

@@ -18,9 +18,10 @@ Part part_of_type(const ConfigReader& reader, std::string_view key, const std::s
   if (type == "attention" || type == "full_attention") return Part::kAttention;
   if (type == "mlp") return Part::kMlp;
   if (type == "moe") return Part::kExperts;
-  fail(ErrorCode::kNotImplemented,
-       "{}: key '{}': '{}'; this build has layers of the types 'mamba' or 'linear_attention', 'attention' or 'full_attention', 'mlp', 'moe'",
-       reader.subject(), key, type);
+  fail(
+      ErrorCode::kNotImplemented,
+      "{}: key '{}': '{}'; this build has layers of the types 'mamba' or 'linear_attention', 'attention' or 'full_attention', 'mlp', 'moe'",
+      reader.subject(), key, type);
 }
 
 /// What each layer is: by a list of types, or by a text with a letter for each layer; empty if config.json has neither.
@@ -32,8 +33,9 @@ std::vector<Part> read_parts(const ConfigReader& reader) {
   }
   for (const char letter : reader.string(kPattern, "")) {
     if (std::string_view("M*-E").find(letter) == std::string_view::npos)
-      fail(ErrorCode::kNotImplemented, "{}: key '{}' has the letter '{}'; this build has layers M (Mamba-2), * (attention), - (MLP) and E (experts)",
-           reader.subject(), kPattern, letter);
+      fail(ErrorCode::kNotImplemented,
+           "{}: key '{}' has the letter '{}'; this build has layers M (Mamba-2), * (attention), - (MLP) and E (experts)", reader.subject(),
+           kPattern, letter);
     parts.push_back(static_cast<Part>(letter));
   }
   return parts;
@@ -42,8 +44,8 @@ std::vector<Part> read_parts(const ConfigReader& reader) {
 std::int64_t count_nemotron_layers(const ConfigReader& reader) {
   const auto count = static_cast<std::int64_t>(read_parts(reader).size());
   if (count == 0)
-    fail(ErrorCode::kCorrupt, "{}: key '{}': wanted a letter for each layer, or a list 'layers_block_type', found neither", reader.subject(),
-         kPattern);
+    fail(ErrorCode::kCorrupt, "{}: key '{}': wanted a letter for each layer, or a list 'layers_block_type', found neither",
+         reader.subject(), kPattern);
   if (const std::int64_t said = reader.integer("num_hidden_layers", count, 1, 4096); said != count)
     fail(ErrorCode::kCorrupt, "{}: key 'num_hidden_layers' is {}, and '{}' or 'layers_block_type' has {} layers", reader.subject(), said,
          kPattern, count);
@@ -119,7 +121,8 @@ void read_nemotron_experts(const ConfigReader& reader, ModelConfig& config) {
   read_scored_experts(reader, {.num_experts = 8, .num_active = 2, .size = 7688}, config);
   config.num_skipped_layers = 0;  // those of multi-token prediction have names of their own
   if (const std::int64_t shared = reader.integer("n_shared_experts", 1, 0, 1 << 10); shared != 1)
-    fail(ErrorCode::kNotImplemented, "{}: key 'n_shared_experts' is {}; nemotron_h models have one in this build", reader.subject(), shared);
+    fail(ErrorCode::kNotImplemented, "{}: key 'n_shared_experts' is {}; nemotron_h models have one in this build", reader.subject(),
+         shared);
   config.shared_expert_size = reader.integer("moe_shared_expert_intermediate_size", 7688, 1, 1 << 24);
   config.expert_input_size = reader.integer("moe_latent_size", 0, 1, 1 << 20);
   config.dense_layers.clear();

@@ -177,7 +177,7 @@ void write_gates(OpContext& ctx, const DeltaRule& in, const RuleSizes& z, GateRo
                       in.decay_bias_N.as<float>(), {in.min_step, in.max_step}, z.N, in.a_TN.dtype);
       else
         k.delta_gates(gates.decay_TN + t * z.N, gates.beta_TN + t * z.N, row_bytes(in.a_TN, t), row_bytes(in.b_TN, t),
-                    in.decay_rate_N.as<float>(), in.decay_bias_N.as<float>(), z.N, in.a_TN.dtype);
+                      in.decay_rate_N.as<float>(), in.decay_bias_N.as<float>(), z.N, in.a_TN.dtype);
   });
 }
 

@@ -206,8 +206,7 @@ void squared_relu(OpContext& ctx, TensorView out_TF, ConstTensorView x_TF, Const
   parallel_rows(ctx, out_TF.shape.num_rows(), 4 * F, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
       k.squared_relu(row_bytes(out_TF, t), row_bytes(x_TF, t), F, out_TF.dtype);
-      if (factors_T.data != nullptr)
-        k.scale_row(row_bytes(out_TF, t), row_bytes(out_TF, t), factors_T.as<float>()[t], F, out_TF.dtype);
+      if (factors_T.data != nullptr) k.scale_row(row_bytes(out_TF, t), row_bytes(out_TF, t), factors_T.as<float>()[t], F, out_TF.dtype);
     }
   });
 }

@@ -17,7 +17,8 @@ struct ScaleArgs {
   bool in_chunks, is_state_space;
 };
 
-/// One warp per token and key head: the lengths of its query and key (1 where they are taken as they are), and the gates of its value heads.
+/// One warp per token and key head: the lengths of its query and key (1 where they are taken as they are), and the gates of its value
+/// heads.
 template <typename T>
 __global__ void __launch_bounds__(kScaleWarps* kWarp) rule_scales_kernel(const ScaleArgs<T> g) {
   const std::int64_t pair = static_cast<std::int64_t>(blockIdx.x) * kScaleWarps + threadIdx.x / kWarp;

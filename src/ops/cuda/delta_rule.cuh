@@ -3,10 +3,10 @@
 #include "ops/cuda/delta_rule.hpp"
 #include "ops/cuda/device.cuh"
 
-// The gated delta rule and state spaces, token by token. A block has one sequence, one value head and kRuleCols columns of its state. Columns do not meet
-// but in gradients of queries and keys. A thread holds kRows rows of one column in registers: rows lie in groups of four, and four
-// neighbouring lanes, which share a column, take every fourth group each, so that their reads of a key are one line of shared memory.
-// A sum over rows is that of a thread's four partial sums, then of the four lanes: one order, whatever the call.
+// The gated delta rule and state spaces, token by token. A block has one sequence, one value head and kRuleCols columns of its state.
+// Columns do not meet but in gradients of queries and keys. A thread holds kRows rows of one column in registers: rows lie in groups of
+// four, and four neighbouring lanes, which share a column, take every fourth group each, so that their reads of a key are one line of
+// shared memory. A sum over rows is that of a thread's four partial sums, then of the four lanes: one order, whatever the call.
 
 namespace prl::ops::cuda {
 

@@ -263,7 +263,8 @@ __global__ void __launch_bounds__(kRuleThreads, 2) rule_window_kernel(const Wind
     if (j > 0) ask(j - 1);
     backward_again<kIsSpace>(shared, j % 2, here, dstate, kIsSpace ? a.in.skip[n] : 0.0f, me);
     __syncthreads();
-    write_parts<kIsSpace>(a, shared, first + static_cast<std::int64_t>(j) * kTokens, w.place + static_cast<std::int64_t>(j) * kTokens, here, n, tile);
+    write_parts<kIsSpace>(a, shared, first + static_cast<std::int64_t>(j) * kTokens, w.place + static_cast<std::int64_t>(j) * kTokens, here,
+                          n, tile);
     if (j > 0) next.write(shared.pieces[1 - j % 2]);
     __syncthreads();
   }

@@ -135,8 +135,7 @@ void gated_group_norm_backward(OpContext& ctx, TensorView dx_TV, TensorView dgat
     a.partial_dw = partial;
     a.block_tokens = block_tokens;
     const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(num_groups));
-    group_norm_backward_kernel<E>
-        <<<grid, kGroupBlock, static_cast<std::size_t>(kGroupWarps * width) * sizeof(float), stream_of(ctx)>>>(a);
+    group_norm_backward_kernel<E><<<grid, kGroupBlock, static_cast<std::size_t>(kGroupWarps * width) * sizeof(float), stream_of(ctx)>>>(a);
   });
   PRL_CUDA_CHECK(cudaGetLastError());
   add_rows(ctx, dw_V.as<float>(), partial, blocks, V);

@@ -146,8 +146,7 @@ void state_space_t(const DeltaTile& a) {
       }
     }
     if constexpr (kHasOut)
-      for (int v = 0; v < kV; ++v)
-        store(static_cast<T*>(a.out) + t * a.out_stride + v * kLanes, fma(skip, load(value + v * kLanes), o[v]));
+      for (int v = 0; v < kV; ++v) store(static_cast<T*>(a.out) + t * a.out_stride + v * kLanes, fma(skip, load(value + v * kLanes), o[v]));
   }
 }
 
