@@ -24,6 +24,8 @@ struct PerToken {
   std::int64_t passing;         ///< what layers leave in memory that all share: only its gradient lives
   std::int64_t of_experts = 0;  ///< what the backward pass through a mixture of experts takes and gives back
   bool has_head_norms;
+  bool has_attention_part, has_mlp_part;
+  std::int64_t matrices;  ///< of an MLP
   PerToken(const ModelConfig& c, DType compute, std::int64_t layer)
       : PerToken(c, compute, c.is_sparse(layer), c.is_linear(layer), c.has_attention(layer), c.has_mlp(layer)) {}
   PerToken(const ModelConfig& c, DType compute, bool is_sparse, bool is_linear, bool has_attention, bool has_mlp)
@@ -54,15 +56,18 @@ struct PerToken {
                                                              : 0),
         attended(is_linear || c.gates_heads ? 2 * Q : Q),
         outputs(c.norms_outputs ? 2 * H : 0),
-        mlp(c.has_squared_relu_mlps ? (is_sparse ? F + 2 * S + 2 * c.expert_input_size : 2 * F)
+        mlp(c.has_squared_relu_mlps ? (is_sparse ? F + 2 * S + c.expert_input_size : 2 * F)
             : is_sparse             ? 2 * F + 3 * S
                                     : 3 * F),
-        kept((has_attention && has_mlp ? 2 : 1) * H + outputs + attended +
+        kept((has_attention && has_mlp ? 2 : 1) * H + outputs + attended + (is_sparse ? c.expert_input_size : 0) +
              ((is_linear || !has_attention ? 0 : c.num_heads) + (is_sparse ? routing(c) : 0)) * 4 /
                  static_cast<std::int64_t>(size_of(compute))),
         passing(c.latent ? c.latent->widened(c.num_heads) : 0),
-        has_head_norms(!is_linear && !c.latent) {
-    const std::int64_t of_row = c.expert_input_size > 0 ? c.expert_input_size : H, matrices = c.has_squared_relu_mlps ? 2 : 3;
+        has_head_norms(!is_linear && !c.latent),
+        has_attention_part(has_attention),
+        has_mlp_part(has_mlp),
+        matrices(c.has_squared_relu_mlps ? 2 : 3) {
+    const std::int64_t of_row = c.expert_input_size > 0 ? c.expert_input_size : H;
     if (is_sparse)
       of_experts = matrices * (F + S) + c.num_active_experts * of_row + 2 * c.expert_input_size + c.num_experts +
                    2 * c.num_active_experts * 4 / static_cast<std::int64_t>(size_of(compute));
@@ -83,11 +88,13 @@ struct PerToken {
   }
   /// Gradients that live at once while a layer's rules run: of all but the sums, which hand one gradient through. What norms of heads
   /// and rotation pass on is gone before the gradient of the first norm comes.
+  std::int64_t outputs_made_again() const { return (S > 0 ? 4 : 2) * H - (has_attention_part && has_mlp_part ? 0 : H); }
   std::int64_t gradients() const {
     const std::int64_t of_output = outputs / 2;  // of attention, and of the MLP
     const std::int64_t of_heads = heads_for_good + std::max(normed, heads - heads_for_good);
-    const std::int64_t of_attention = of_output + of_heads + attn_proj + passing + attended;
-    return normed + of_output + (of_experts > 0 ? std::max(of_experts, 3 * S + of_attention) : mlp + of_attention);
+    const std::int64_t of_attention = has_attention_part ? of_output + of_heads + attn_proj + passing + attended : 0;
+    return (has_mlp_part ? normed + of_output : 0) +
+           (of_experts > 0 ? std::max(of_experts, matrices * S + of_attention) : mlp + of_attention);
   }
 };
 
@@ -110,7 +117,7 @@ ActivationBytes activation_bytes(const ModelConfig& config, DType compute, std::
     // A layer that is computed again as a whole keeps its input, and makes everything else beside its gradients.
     const bool keeps_input = is_checkpointed && is_whole;
     const std::int64_t kept = keeps_input ? t.H : t.layer() - (is_checkpointed ? t.dropped(checkpointing.parts) : 0);
-    most_scratch = std::max(most_scratch, t.gradients() + (keeps_input ? t.layer() + t.passing + (t.S > 0 ? 4 : 2) * t.H : 0));
+    most_scratch = std::max(most_scratch, t.gradients() + (keeps_input ? t.layer() + t.passing + t.outputs_made_again() : 0));
     places[i % num_places] = std::max(places[i % num_places], kept);
     if (i + num_places < num_layers) on_host += kept;
   }
