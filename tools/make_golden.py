@@ -44,6 +44,12 @@ GATED_EXPERTS = dict(rms_norm_eps=0.03, tie_word_embeddings=False, num_hidden_la
                      moe_intermediate_size=24, shared_expert_intermediate_size=16,
                      rope_parameters=dict(rope_type="default", rope_theta=1e5, partial_rotary_factor=0.25))
 
+# State spaces, attention, MLPs and experts, one to a layer; groups of heads that share what they read and write.
+NEMOTRON = dict(tie_word_embeddings=False, pad_token_id=None, layer_norm_epsilon=0.3, head_dim=16, intermediate_size=40, mamba_num_heads=4, mamba_head_dim=16,
+                ssm_state_size=32, n_groups=2, conv_kernel=4)
+NEMOTRON_EXPERTS = NEMOTRON | dict(n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=24, moe_shared_expert_intermediate_size=40,
+                                   norm_topk_prob=True, routed_scaling_factor=2.5)
+
 # name: (config class, keys beyond COMMON, stored dtype, shard size or None)
 CASES = {
     "llama_tied": ("LlamaConfig", dict(tie_word_embeddings=True), torch.bfloat16, None),
@@ -147,6 +153,12 @@ CASES = {
     "gpt_oss": ("GptOssConfig", GPT_OSS | dict(num_local_experts=6), torch.bfloat16, None),
     # Experts in MXFP4, as they are published.
     "gpt_oss_mxfp4": ("GptOssConfig", GPT_OSS | dict(num_local_experts=3, num_hidden_layers=1, head_dim=16), torch.bfloat16, None),
+    "nemotron_h": ("NemotronHConfig", NEMOTRON | dict(layers_block_type=["linear_attention", "mlp", "full_attention", "linear_attention"]), torch.bfloat16, None),
+    # Steps that some tokens would have beyond the limits.
+    "nemotron_h_experts": ("NemotronHConfig", NEMOTRON_EXPERTS | dict(layers_block_type=["linear_attention", "moe", "full_attention", "mlp"], n_group=4, topk_group=2, routed_scaling_factor=1.5,
+                                                                  time_step_limit=[0.25, 2.0]), torch.bfloat16, None),
+    "nemotron_h_latent": ("NemotronHConfig", NEMOTRON_EXPERTS | dict(layers_block_type=["linear_attention", "full_attention", "moe"], moe_latent_size=32,
+                                                                     use_conv_bias=False), torch.float32, None),
     "qwen3_untied_sharded": ("Qwen3Config", dict(tie_word_embeddings=False, head_dim=16, attention_bias=True), torch.bfloat16, "50KB"),
     # Matrices in FP8, as they are published: of no side a multiple of 128, and sides smaller than that.
     "qwen3_fp8": ("Qwen3Config", dict(tie_word_embeddings=True, hidden_size=136, intermediate_size=144, num_hidden_layers=1, head_dim=32, num_attention_heads=2,
@@ -195,7 +207,7 @@ def fill(model, generator):
 
 # How checkpoints of a type call what others call by the names on the left.
 NUMBERED = {".mlp.": ".block_sparse_moe.", ".gate_proj.": ".w1.", ".up_proj.": ".w3.", ".down_proj.": ".w2."}
-STORED_NAMES = {"mixtral": NUMBERED, "minimax_m2": NUMBERED}
+STORED_NAMES = {"mixtral": NUMBERED, "minimax_m2": NUMBERED, "nemotron_h": {"model.": "backbone."}}
 
 
 def rows_by_kind(grad, config, kinds):
@@ -226,9 +238,9 @@ def parts_of(name, grad, model_type):
             gate, up = both.chunk(2, dim=0)
             yield f"{prefix}.experts.{expert}.gate_proj.weight", gate
             yield f"{prefix}.experts.{expert}.up_proj.weight", up
-    elif kind == "down_proj":
-        for expert, down in enumerate(grad):
-            yield f"{prefix}.experts.{expert}.down_proj.weight", down
+    elif kind in ("up_proj", "down_proj"):
+        for expert, matrix in enumerate(grad):
+            yield f"{prefix}.experts.{expert}.{kind}.weight", matrix
     else:
         yield name, grad
 
@@ -321,9 +333,19 @@ def store_stacks(folder):
     save_file(stacked, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
+def take_step_limits(model):
+    """transformers limits the steps of a prompt by `time_step_min`, with which models begin, and those of decoding not at all. The models' publisher and
+    all that trained them limit them by `time_step_limit`."""
+    for module in model.modules():
+        if hasattr(module, "time_step_limit"):
+            module.time_step_limit = tuple(model.config.time_step_limit)
+
+
 def make_case(name, out):
     class_name, extra, stored, shard = CASES[name]
     without = ("intermediate_size",) if name == "qwen3_5_moe" else ()  # it has no dense layer
+    if name.startswith("nemotron_h"):
+        without = ("num_hidden_layers", "rms_norm_eps")
     config = getattr(transformers, class_name)(**{key: value for key, value in (COMMON | extra).items() if key not in without})
     config._attn_implementation = "eager"
     if name in BY_TOKEN:
@@ -343,6 +365,7 @@ def make_case(name, out):
     fp8 = round_to_fp8(folder, FP8_SCALES[name]) if name in FP8_SCALES else {}
     # Loaded again rather than widened: a cast model has lost bits of its rotary frequencies too.
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    take_step_limits(model)
 
     total = sum(SEQUENCES)
     ids = torch.randint(0, config.vocab_size, (total,), generator=generator)

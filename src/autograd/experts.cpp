@@ -72,11 +72,13 @@ std::shared_ptr<const Placement> place(Frame& frame, const Routing& routing, con
 /// factor * what goes into an expert's `down`.
 void activate(ops::OpContext& ctx, TensorView out_MF, ConstTensorView gate_up_M2F, ConstTensorView factors_M, const ExpertsParameter& p) {
   if (p.clamped) return ops::clamped_swiglu(ctx, out_MF, gate_up_M2F, factors_M, *p.clamped);
+  if (p.is_squared) return ops::squared_relu(ctx, out_MF, gate_up_M2F, factors_M);
   ops::swiglu_rows(ctx, out_MF, gate_up_M2F, factors_M);
 }
 void activate_backward(ops::OpContext& ctx, TensorView dgate_up_M2F, TensorView dfactors_M, ConstTensorView dout_MF,
                        ConstTensorView gate_up_M2F, ConstTensorView factors_M, const ExpertsParameter& p) {
   if (p.clamped) return ops::clamped_swiglu_backward(ctx, dgate_up_M2F, dfactors_M, dout_MF, gate_up_M2F, factors_M, *p.clamped);
+  if (p.is_squared) return ops::squared_relu_backward(ctx, dgate_up_M2F, dfactors_M, dout_MF, gate_up_M2F, factors_M);
   ops::swiglu_rows_backward(ctx, dgate_up_M2F, dfactors_M, dout_MF, gate_up_M2F, factors_M);
 }
 
@@ -193,19 +195,32 @@ void run_adapter_gradients(ops::OpContext& ctx, Tape& tape, TensorView dx_M, Con
   }
 }
 
-void experts_backward(ops::OpContext& ctx, Tape& tape, const Var& x_TH, ConstTensorView dy_TH, ConstTensorView gate_up_M2F,
-                      const ExpertsParameter& p, const Placement& placement) {
-  const std::int64_t M = gate_up_M2F.shape.num_rows(), F = gate_up_M2F.shape.num_cols() / 2, T = x_TH.value.shape.num_rows();
-  const std::int64_t H = x_TH.value.shape.num_cols();
-  const DType dtype = x_TH.value.dtype;
+/// Outputs of the matrix before the activation for each number that goes into `down`.
+std::int64_t outputs_of_number(const ExpertsParameter& p) { return p.is_squared ? 1 : 2; }
+
+/// Of a router whose rows no expert has.
+void router_alone_backward(ops::OpContext& ctx, Tape& tape, const Var& x_TH, const ExpertsParameter& p, const Routing& routing,
+                           ConstTensorView dweights_TK) {
   const Tape::Target dx = x_TH.id >= 0 ? tape.target(x_TH) : Tape::Target{};
+  if (dx.view.data != nullptr && !dx.accumulate)
+    ctx.runtime->zero(dx.view.data, static_cast<std::size_t>(dx.view.shape.num_elements()) * size_of(dx.view.dtype));
+  router_backward(ctx, tape, x_TH, p, routing, dweights_TK, dx.view);
+}
+
+/// `x_TH`: of the router; `in_TH`: of the experts, perhaps the same.
+void experts_backward(ops::OpContext& ctx, Tape& tape, const Var& x_TH, const Var& in_TH, ConstTensorView dy_TH,
+                      ConstTensorView gate_up_M2F, const ExpertsParameter& p, const Placement& placement) {
+  const std::int64_t M = gate_up_M2F.shape.num_rows(), G = gate_up_M2F.shape.num_cols(), F = G / outputs_of_number(p);
+  const std::int64_t T = in_TH.value.shape.num_rows(), H = in_TH.value.shape.num_cols();
+  const DType dtype = in_TH.value.dtype;
+  const Tape::Target dx = in_TH.id >= 0 ? tape.target(in_TH) : Tape::Target{};
   Arena& arena = tape.arena();
   const Arena::Mark mark = arena.mark();
   const TensorView dhidden_MF = arena.take({M, F}, dtype), rows_MH = arena.take({M, H}, dtype);
-  const TensorView dgate_up_M2F = arena.take({M, 2 * F}, dtype);
+  const TensorView dgate_up_M2F = arena.take({M, G}, dtype);
   ops::embedding(ctx, rows_MH, dy_TH, placement.token_M);
   {
-    const TensorView hidden_MF = dgate_up_M2F.reshaped({2 * M, F}).rows(0, M);  // before its own values come
+    const TensorView hidden_MF = dgate_up_M2F.reshaped({M * G / F, F}).rows(0, M);  // before its own values come
     activate(ctx, hidden_MF, gate_up_M2F, placement.weight_M, p);
     run_bias_gradients(ctx, tape, p.ddown_biases_V, rows_MH, placement, placement.weight_M, T);
     run_weight_gradients(ctx, tape, rows_MH, hidden_MF, p.down, placement, T);
@@ -217,7 +232,7 @@ void experts_backward(ops::OpContext& ctx, Tape& tape, const Var& x_TH, ConstTen
   if (p.down_biases_V.data != nullptr) ops::add_bias_dots(ctx, dweight_M, rows_MH, p.down_biases_V, placement.begin_P);
   run_bias_gradients(ctx, tape, p.dgate_up_biases_V, dgate_up_M2F, placement, {}, T);
   ops::embedding(ctx, column(dweights_TK), column(dweight_M), flat(placement.slot_TK));
-  ops::embedding(ctx, rows_MH, x_TH.value, placement.token_M);
+  ops::embedding(ctx, rows_MH, in_TH.value, placement.token_M);
   run_weight_gradients(ctx, tape, dgate_up_M2F, rows_MH, p.gate_up, placement, T);
   // Where adapters are trained their rows of x are read beside the gradients.
   const bool is_adapted = has_adapter_gradients(p.gate_up);
@@ -225,7 +240,10 @@ void experts_backward(ops::OpContext& ctx, Tape& tape, const Var& x_TH, ConstTen
   if (dx.view.data != nullptr) run_input_gradients(ctx, drows_MH, dgate_up_M2F, p.gate_up, placement);
   if (is_adapted) run_adapter_gradients(ctx, tape, drows_MH, dgate_up_M2F, rows_MH, p.gate_up, placement, T);
   if (dx.view.data != nullptr) ops::sum_rows(ctx, dx.view, drows_MH, placement.slot_TK, dx.accumulate);
-  router_backward(ctx, tape, x_TH, p, placement.routing, dweights_TK, dx.view);
+  if (in_TH.value.data != x_TH.value.data)
+    router_alone_backward(ctx, tape, x_TH, p, placement.routing, dweights_TK);
+  else
+    router_backward(ctx, tape, x_TH, p, placement.routing, dweights_TK, dx.view);
   arena.release(mark);
 }
 
@@ -262,16 +280,21 @@ bool can_record_experts(ops::OpContext& ctx, std::int64_t num_tokens, const Expe
   if (has_adapters(p.gate_up) || has_adapters(p.down)) return false;
   const std::vector<const ops::LinearWeight*> gate_up = matrices(p.gate_up), down = matrices(p.down);
   const std::optional<ops::BiasedExperts> biased = biased_of(p);
-  return ops::can_mix_experts(ctx, num_tokens, p.num_active, {gate_up, down, biased ? &*biased : nullptr});
+  return ops::can_mix_experts(ctx, num_tokens, p.num_active, {gate_up, down, biased ? &*biased : nullptr, p.is_squared});
 }
 
-Var experts(Frame& frame, const Var& x_TH, const ExpertsParameter& p, TensorView out, bool is_block_output) {
-  if (p.ranks != nullptr || p.share.size > 1) return divided_experts(frame, x_TH, p, out, is_block_output);
+Var experts(Frame& frame, const Var& x_TH, const ExpertsParameter& p, TensorView out, bool is_block_output, const Var& of_experts) {
+  const Var& in_TH = of_experts.value.data != nullptr ? of_experts : x_TH;
+  if (p.ranks != nullptr || p.share.size > 1) {
+    PRL_CHECK(!p.is_squared && of_experts.value.data == nullptr, "ranks divide experts with gates, of the rows that their router has");
+    return divided_experts(frame, x_TH, p, out, is_block_output);
+  }
   const bool is_shared = p.shared.group != nullptr;
   PRL_CHECK(!is_shared || (frame.tape == nullptr && p.load == nullptr), "devices that share layers compute no gradients");
-  const std::int64_t T = x_TH.value.shape.num_rows(), H = x_TH.value.shape.num_cols(), M = T * p.num_active;
+  const std::int64_t T = in_TH.value.shape.num_rows(), H = in_TH.value.shape.num_cols(), M = T * p.num_active;
   // Of this device: those that share layers have some outputs of every matrix each, and all of them the same rows.
-  const std::int64_t F = p.gate_up.front().weight->num_outputs() / 2, num_outputs = p.down.front().weight->num_outputs();
+  const std::int64_t G = p.gate_up.front().weight->num_outputs(), F = G / outputs_of_number(p),
+                     num_outputs = p.down.front().weight->num_outputs();
   const DType dtype = x_TH.value.dtype;
   ops::OpContext& ctx = frame.ctx;
   const auto whole = [&](TensorView part) { return is_shared ? p.shared.group->gather(ctx, p.shared.rank, part) : part; };
@@ -281,17 +304,17 @@ Var experts(Frame& frame, const Var& x_TH, const ExpertsParameter& p, TensorView
   if (frame.tape == nullptr && p.load == nullptr && !has_adapters(p.gate_up) && !has_adapters(p.down)) {
     const std::vector<const ops::LinearWeight*> gate_up = matrices(p.gate_up), down = matrices(p.down);
     const std::optional<ops::BiasedExperts> biased = biased_of(p);
-    const ops::ExpertMatrices of_experts{gate_up, down, biased ? &*biased : nullptr};
-    if (ops::mix_experts(ctx, y.value, x_TH.value, routing.ids_TK, routing.weights_TK, of_experts, p.shared))
+    const ops::ExpertMatrices of_all{gate_up, down, biased ? &*biased : nullptr, p.is_squared};
+    if (ops::mix_experts(ctx, y.value, in_TH.value, routing.ids_TK, routing.weights_TK, of_all, p.shared))
       return is_shared ? Var{whole(y.value)} : y;
   }
   const std::shared_ptr<const Placement> placement = place(frame, routing, p);
-  const TensorView gate_up_M2F = frame.take({M, 2 * F}, dtype);
+  const TensorView gate_up_M2F = frame.take({M, G}, dtype);
   // Scratch memory lies where that of the backward pass does: not among what a layer saves.
   Arena& scratch = frame.tape != nullptr ? frame.tape->arena() : frame.arena;
   const Arena::Mark mark = scratch.mark();
   const TensorView rows_MH = scratch.take({M, H}, dtype);
-  const auto run_gate_up = [ctx = &ctx, x = x_TH.value, gate_up_M2F, p, placement](TensorView rows) {
+  const auto run_gate_up = [ctx = &ctx, x = in_TH.value, gate_up_M2F, p, placement](TensorView rows) {
     ops::embedding(*ctx, rows, x, placement->token_M);
     run_products(*ctx, gate_up_M2F, rows, p.gate_up, *placement);
     add_biases(*ctx, gate_up_M2F, p.gate_up_biases_V, *placement, {});
@@ -315,8 +338,9 @@ Var experts(Frame& frame, const Var& x_TH, const ExpertsParameter& p, TensorView
   scratch.release(mark);
   if (is_shared) return {whole(y.value)};
   if (frame.tape != nullptr) {
-    frame.tape->record([tape = frame.tape, ctx = &ctx, x_TH, y, gate_up_M2F, p, placement] {
-      if (const TensorView dy = tape->grad(y); dy.data != nullptr) experts_backward(*ctx, *tape, x_TH, dy, gate_up_M2F, p, *placement);
+    frame.tape->record([tape = frame.tape, ctx = &ctx, x_TH, in_TH, y, gate_up_M2F, p, placement] {
+      if (const TensorView dy = tape->grad(y); dy.data != nullptr)
+        experts_backward(*ctx, *tape, x_TH, in_TH, dy, gate_up_M2F, p, *placement);
     });
   }
   return y;

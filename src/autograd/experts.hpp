@@ -69,6 +69,8 @@ struct ExpertsParameter {
   std::optional<ops::ScoreRule> by_score = {};  ///< in place of a softmax over all, and of `renormalize`
   ConstTensorView score_bias_PE = {};           ///< of such a rule: see ops::route_by_score
   bool is_router_frozen = false;                ///< its gradient is 0
+  /// In place of SwiGLU and its gate: experts are [F, H] and [H, F], and between them is ops::squared_relu.
+  bool is_squared = false;
   /// In place of SwiGLU. Then the rows of gate_up take turns, and biases, of the router's too, are there: see ops::add_expert_biases.
   std::optional<ops::ClampedGate> clamped = {};
   ConstTensorView gate_up_biases_V = {}, down_biases_V = {};
@@ -92,7 +94,11 @@ struct ExpertsParameter {
 /// each expert has.
 ///
 /// Saves the routing and what silu reads, [T * K, 2F]; a recomputing frame saves the routing alone. `out`, `is_block_output`: as linear().
-Var experts(Frame& frame, const Var& x_TH, const ExpertsParameter& p, TensorView out = {}, bool is_block_output = false);
+///
+/// `of_experts`, unless its data is nullptr: the rows [T, L] that experts have in place of x, which then goes to the router alone; their
+/// matrices are [.., L] and [L, F], and so is the result.
+Var experts(Frame& frame, const Var& x_TH, const ExpertsParameter& p, TensorView out = {}, bool is_block_output = false,
+            const Var& of_experts = {});
 
 /// An expert that all tokens pass, up to what its last product reads: silu(gate) * up of [T, 2F], times sigmoid(x w) of the row. Saves the
 /// sigmoids, and what silu reads unless the frame recomputes. `gate_up` has no other reader.

@@ -279,10 +279,11 @@ Var add(Frame& frame, const Var& a, const Var& b, TensorView out, bool is_block_
 
 namespace {
 
-/// One of the gates of [T, 2F].
-Var gate(Frame& frame, const Var& gate_up_T2F, decltype(ops::swiglu)* forward, decltype(ops::swiglu_backward)* backward) {
+/// One of the gates of [T, 2F], or what stands in place of one of [T, F], which is `num_parts` 1.
+Var gate(Frame& frame, const Var& gate_up_T2F, decltype(ops::swiglu)* forward, decltype(ops::swiglu_backward)* backward,
+         std::int64_t num_parts = 2) {
   const Shape& shape = gate_up_T2F.value.shape;
-  const Var y = frame.variable(frame.take({shape.num_rows(), shape.num_cols() / 2}, gate_up_T2F.value.dtype));
+  const Var y = frame.variable(frame.take({shape.num_rows(), shape.num_cols() / num_parts}, gate_up_T2F.value.dtype));
   frame.run([ctx = &frame.ctx, y = y.value, x = gate_up_T2F.value, forward] { forward(*ctx, y, x); });
   if (frame.tape != nullptr) {
     frame.tape->record([tape = frame.tape, ctx = &frame.ctx, gate_up_T2F, y, backward] {
@@ -297,6 +298,14 @@ Var gate(Frame& frame, const Var& gate_up_T2F, decltype(ops::swiglu)* forward, d
 }  // namespace
 
 Var swiglu(Frame& frame, const Var& gate_up_T2F) { return gate(frame, gate_up_T2F, ops::swiglu, ops::swiglu_backward); }
+Var squared_relu(Frame& frame, const Var& x_TF) {
+  return gate(
+      frame, x_TF, [](ops::OpContext& ctx, TensorView out, ConstTensorView x) { ops::squared_relu(ctx, out, x, {}); },
+      [](ops::OpContext& ctx, TensorView dx, ConstTensorView dout, ConstTensorView x) {
+        ops::squared_relu_backward(ctx, dx, {}, dout, x, {});
+      },
+      1);
+}
 Var geglu(Frame& frame, const Var& gate_up_T2F) { return gate(frame, gate_up_T2F, ops::geglu, ops::geglu_backward); }
 
 }  // namespace prl::autograd

@@ -76,5 +76,7 @@ Var add(Frame& frame, const Var& a, const Var& b, TensorView out = {}, bool is_b
 Var swiglu(Frame& frame, const Var& gate_up_T2F);
 /// gelu(gate) * up of [T, 2F]: ops::geglu.
 Var geglu(Frame& frame, const Var& gate_up_T2F);
+/// max(x, 0)^2.
+Var squared_relu(Frame& frame, const Var& x_TF);
 
 }  // namespace prl::autograd

@@ -14,8 +14,15 @@ struct Columns {
   View channels, gate, b, a;
   Columns(View all, const LinearAttentionParameter& p) {
     const std::int64_t N = p.num_value_heads, V = N * p.value_dim, C = 2 * p.num_key_heads * p.key_dim + V;
-    PRL_CHECK(all.shape.num_cols() == C + V + 2 * N, "projections of linear attention have {} columns, {} wanted", all.shape.num_cols(),
-              C + V + 2 * N);
+    const bool is_space = p.kind == ops::RuleKind::kStateSpace;
+    const std::int64_t wanted = C + V + (is_space ? N : 2 * N);
+    PRL_CHECK(all.shape.num_cols() == wanted, "projections of linear attention have {} columns, {} wanted", all.shape.num_cols(), wanted);
+    if (is_space) {
+      gate = all.columns(0, V);
+      channels = all.columns(V, C);
+      a = all.columns(V + C, N);
+      return;
+    }
     channels = all.columns(0, C);
     gate = all.columns(C, V);
     b = all.columns(C + V, N);
@@ -26,6 +33,21 @@ struct Columns {
 /// A parameter's gradient as [rows, cols], or scratch memory that nobody reads.
 TensorView target_of(Tape& tape, const VectorParameter& p) {
   return p.grad.data != nullptr ? p.grad : tape.arena().take(p.value.shape, DType::kF32);
+}
+
+/// The norm of what the rule gives, and its gradient.
+void norm_output(ops::OpContext& ctx, TensorView y, ConstTensorView attended, ConstTensorView gate, const LinearAttentionParameter& p) {
+  if (p.kind == ops::RuleKind::kStateSpace)
+    ops::gated_group_norm(ctx, y, attended, gate, p.norm.weight, p.num_key_heads, p.norm.eps);
+  else
+    ops::gated_head_norm(ctx, y, attended, gate, p.norm.weight, p.norm.eps);
+}
+void norm_output_backward(ops::OpContext& ctx, TensorView dattended, TensorView dgate, TensorView dw, ConstTensorView dy,
+                          ConstTensorView attended, ConstTensorView gate, const LinearAttentionParameter& p) {
+  if (p.kind == ops::RuleKind::kStateSpace)
+    ops::gated_group_norm_backward(ctx, dattended, dgate, dw, dy, attended, gate, p.norm.weight, p.num_key_heads, p.norm.eps);
+  else
+    ops::gated_head_norm_backward(ctx, dattended, dgate, dw, dy, attended, gate, p.norm.weight, p.norm.eps);
 }
 
 template <typename View>
@@ -47,15 +69,26 @@ Var linear_attention(Frame& frame, const Var& projected, const LinearAttentionPa
   const ConstTensorView taps = taps_by_channel(p.taps.value, p.num_taps);
 
   const TensorView mixed = frame.take({T, C}, dtype);
-  frame.run([ctx = &frame.ctx, mixed, x = in.channels, taps, inputs = states.inputs_SWC, rows] {
-    ops::causal_conv(*ctx, mixed, x, taps, inputs, rows);
+  frame.run([ctx = &frame.ctx, mixed, x = in.channels, taps, inputs = states.inputs_SWC, rows, bias = p.conv_bias.value] {
+    ops::causal_conv(*ctx, mixed, x, taps, inputs, rows, bias);
   });
-  const ops::DeltaRule rule{mixed,     in.b,       in.a, p.decay_rate.value, p.decay_bias.value, p.num_key_heads, p.num_value_heads,
-                            p.key_dim, p.value_dim};
+  const ops::DeltaRule rule{.qkv_TC = mixed,
+                            .b_TN = in.b,
+                            .a_TN = in.a,
+                            .decay_rate_N = p.decay_rate.value,
+                            .decay_bias_N = p.decay_bias.value,
+                            .num_key_heads = p.num_key_heads,
+                            .num_value_heads = p.num_value_heads,
+                            .key_dim = p.key_dim,
+                            .value_dim = p.value_dim,
+                            .kind = p.kind,
+                            .skip_N = p.skip.value,
+                            .min_step = p.min_step,
+                            .max_step = p.max_step};
   const Var y = frame.variable(frame.keep({T, V}, dtype));
   const TensorView attended = frame.tape != nullptr ? frame.keep({T, V}, dtype) : y.value;
   ops::delta_rule(frame.ctx, attended, states.state_SF, rule, rows);
-  ops::gated_head_norm(frame.ctx, y.value, attended, in.gate, p.norm.weight, p.norm.eps);
+  norm_output(frame.ctx, y.value, attended, in.gate, p);
   if (frame.tape == nullptr) return y;
 
   frame.tape->record([tape = frame.tape, ctx = &frame.ctx, projected, p, in, mixed, rule, y, attended, taps, rows, T, C, V] {
@@ -67,10 +100,11 @@ Var linear_attention(Frame& frame, const Var& projected, const LinearAttentionPa
     Arena& arena = tape->arena();
     const Arena::Mark mark = arena.mark();
     const TensorView dattended = arena.take({T, V}, dy.dtype), dmixed = arena.take({T, C}, dy.dtype);
-    ops::gated_head_norm_backward(*ctx, dattended, out.gate, norm_weight_target(*tape, p.norm), dy, attended, in.gate, p.norm.weight,
-                                  p.norm.eps);
-    ops::delta_rule_backward(*ctx, {dmixed, out.b, out.a, p.decay_rate.grad, p.decay_bias.grad}, dattended, rule, rows);
-    ops::causal_conv_backward(*ctx, out.channels, taps_by_channel(target_of(*tape, p.taps), p.num_taps), dmixed, in.channels, taps, rows);
+    norm_output_backward(*ctx, dattended, out.gate, norm_weight_target(*tape, p.norm), dy, attended, in.gate, p);
+    ops::delta_rule_backward(*ctx, {dmixed, out.b, out.a, p.decay_rate.grad, p.decay_bias.grad, p.skip.grad}, dattended, rule, rows);
+    const bool has_bias = p.conv_bias.value.data != nullptr;
+    ops::causal_conv_backward(*ctx, out.channels, taps_by_channel(target_of(*tape, p.taps), p.num_taps), dmixed, in.channels, taps, rows,
+                              p.conv_bias.value, has_bias ? target_of(*tape, p.conv_bias) : TensorView{});
     arena.release(mark);
   });
   return y;

@@ -81,7 +81,8 @@ constexpr EnumEntry kFamilies[] = {entry(ModelFamily::kQwen3, "qwen3"),
                                    entry(ModelFamily::kAfmoe, "afmoe"),
                                    entry(ModelFamily::kDeepseekV3, "deepseek_v3"),
                                    entry(ModelFamily::kGlm4MoeLite, "glm4_moe_lite"),
-                                   entry(ModelFamily::kGemma3, "gemma3")};
+                                   entry(ModelFamily::kGemma3, "gemma3"),
+                                   entry(ModelFamily::kNemotronH, "nemotron_h")};
 constexpr EnumEntry kPlanWorks[] = {entry(PlanWork::kSft, "sft"), entry(PlanWork::kRl, "rl")};
 constexpr EnumEntry kEnvActions[] = {entry(EnvAction::kInstall, "install"), entry(EnvAction::kUpdate, "update"),
                                      entry(EnvAction::kList, "list"),       entry(EnvAction::kShow, "show"),

@@ -34,6 +34,7 @@ enum class ModelFamily {
   kGptOss,
   kQwen35Moe,
   kQwen3Next,
+  kNemotronH,
   kMiniMaxM2,
   kAfmoe,
   kDeepseekV3,

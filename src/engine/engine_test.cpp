@@ -56,7 +56,7 @@ struct Model {
                                .vocab_size = kVocabSize,
                                .hidden_size = 64,
                                .intermediate_size = 96,
-                               .num_layers = 2,
+                               .num_layers = family == "nemotron_h" ? 5 : 2,  // of each kind
                                .num_heads = 4,
                                .num_kv_heads = 2,
                                .head_dim = family == "qwen3_5_text" || family == "qwen3_next" ? 64 : 16,  // of which it rotates a quarter
@@ -343,22 +343,21 @@ TEST_P(Exactness, AnUpdateShowsInVersionsProofAndCache) {
   expect_exact(request, output);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Exactness,
-                         ::testing::Values(Kind{"llama", DType::kF32}, Kind{"llama", DType::kBF16}, Kind{"qwen3", DType::kF32},
-                                           Kind{"qwen3", DType::kBF16}, Kind{"smollm3", DType::kBF16}, Kind{"olmo2", DType::kBF16},
-                                           Kind{"phi3", DType::kBF16}, Kind{"mistral", DType::kBF16, 10}, Kind{"qwen3", DType::kF32, 10},
-                                           Kind{"qwen3_5_text", DType::kF32}, Kind{"qwen3_5_text", DType::kBF16},
-                                           Kind{"qwen3_next", DType::kF32}, Kind{"qwen3_next", DType::kBF16},
-                                           Kind{"minimax_m2", DType::kF32}, Kind{"minimax_m2", DType::kBF16},
-                                           Kind{"deepseek_v3", DType::kF32}, Kind{"deepseek_v3", DType::kBF16},
-                                           Kind{"gemma3_text", DType::kBF16}, Kind{"gemma3_text", DType::kF32, 10},
-                                           Kind{"gemma3_text", DType::kBF16, 10}, Kind{"afmoe", DType::kF32, 10},
-                                           Kind{"afmoe", DType::kBF16, 10}, Kind{"afmoe", DType::kBF16}, Kind{"gpt_oss", DType::kF32, 10},
-                                           Kind{"gpt_oss", DType::kBF16, 10}, Kind{"gpt_oss", DType::kBF16}),
-                         [](const auto& kind) {
-                           return std::string(kind.param.family) + (kind.param.compute == DType::kF32 ? "F32" : "BF16") +
-                                  (kind.param.window > 0 ? "Window" : "");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Models, Exactness,
+    ::testing::Values(Kind{"llama", DType::kF32}, Kind{"llama", DType::kBF16}, Kind{"qwen3", DType::kF32}, Kind{"qwen3", DType::kBF16},
+                      Kind{"smollm3", DType::kBF16}, Kind{"olmo2", DType::kBF16}, Kind{"phi3", DType::kBF16},
+                      Kind{"mistral", DType::kBF16, 10}, Kind{"qwen3", DType::kF32, 10}, Kind{"qwen3_5_text", DType::kF32},
+                      Kind{"qwen3_5_text", DType::kBF16}, Kind{"qwen3_next", DType::kF32}, Kind{"qwen3_next", DType::kBF16},
+                      Kind{"minimax_m2", DType::kF32}, Kind{"minimax_m2", DType::kBF16}, Kind{"deepseek_v3", DType::kF32},
+                      Kind{"deepseek_v3", DType::kBF16}, Kind{"gemma3_text", DType::kBF16}, Kind{"gemma3_text", DType::kF32, 10},
+                      Kind{"gemma3_text", DType::kBF16, 10}, Kind{"afmoe", DType::kF32, 10}, Kind{"afmoe", DType::kBF16, 10},
+                      Kind{"afmoe", DType::kBF16}, Kind{"gpt_oss", DType::kF32, 10}, Kind{"gpt_oss", DType::kBF16, 10},
+                      Kind{"gpt_oss", DType::kBF16}, Kind{"nemotron_h", DType::kF32}, Kind{"nemotron_h", DType::kBF16}),
+    [](const auto& kind) {
+      return std::string(kind.param.family) + (kind.param.compute == DType::kF32 ? "F32" : "BF16") +
+             (kind.param.window > 0 ? "Window" : "");
+    });
 
 TEST(Engine, AnUpdateInFlightKeepsTheRequestAndMarksItsTokens) {
   Model model("llama", DType::kF32);

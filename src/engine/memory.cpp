@@ -26,13 +26,16 @@ EngineBytes engine_bytes(const EngineSizes& sizes, const nn::ModelConfig& model,
   // Rows of experts are gathered, one for each of a token's experts, and what comes of them takes the place of gate and up.
   const std::int64_t rows_of_experts =
       model.num_experts > 0
-          ? model.num_active_experts * (model.hidden_size + std::max<std::int64_t>(0, model.hidden_size - 3 * model.expert_size))
+          ? model.num_active_experts * (model.hidden_size + std::max<std::int64_t>(0, model.hidden_size - 3 * model.expert_size)) +
+                2 * model.expert_input_size
           : 0;
   std::int64_t mlp_size = 0;
   for (std::int64_t layer = 0; layer < model.num_layers; ++layer) mlp_size = std::max(mlp_size, model.active_mlp_size(layer));
   const std::int64_t of_shared = model.shared_expert_size > 0 ? model.hidden_size : 0;
-  // Where outputs are normed beside inputs, those of attention and MLP lie beside what their norms give.
-  const std::int64_t of_stream = (model.norms_inputs && model.norms_outputs ? 8 : 6) * model.hidden_size;
+  // Where outputs are normed beside inputs, those of attention and MLP lie beside what their norms give; where layers are attention or an
+  // MLP, three streams take turns.
+  const bool has_more = (model.norms_inputs && model.norms_outputs) || model.has_single_parts;
+  const std::int64_t of_stream = (has_more ? 8 : 6) * model.hidden_size;
   const std::int64_t per_token =
       (of_stream + 2 * heads + 3 * mlp_size + rows_of_experts + of_shared) * static_cast<std::int64_t>(size_of(compute));
   const std::int64_t logits =

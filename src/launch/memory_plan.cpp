@@ -206,7 +206,8 @@ MemoryPlan foretell_training(std::size_t available, const TrainingShape& shape, 
   };
   if (const nn::LinearAttention& c = shape.model.linear; !c.layers.empty() && may_keep_logits)
     plan.parts.emplace_back("states of gradients",
-                            ops::delta_rule_backward_bytes(compute, c.num_value_heads, c.key_dim, c.value_dim, own_tokens));
+                            ops::delta_rule_backward_bytes(compute, c.num_value_heads, c.key_dim, c.value_dim, own_tokens,
+                                                           c.is_state_space ? ops::RuleKind::kStateSpace : ops::RuleKind::kGatedDelta));
   nn::ActivationBytes activations = activations_with(0);
   if (const std::size_t taken = plan.total() + activations.device + shape.bytes_of_others;
       may_keep_logits && shape.step.cut.leaves_of_rank() == 1 && taken < usable(plan)) {

@@ -10,9 +10,11 @@ namespace prl::nn {
 namespace {
 
 /// Values per token of a layer in the compute dtype. Legend as in the ops: H hidden, Q query heads * D, K key heads * D, F width of the MLP
-/// or of the experts that a token is sent to, S of those that are shared. Of linear attention Q is the width of its values, without K.
+/// or of the experts that a token is sent to, S of those that are shared. Of linear attention Q is the width of its values, without K. A
+/// layer without attention has neither, one without an MLP no F and S.
 struct PerToken {
   std::int64_t H, Q, K, S, F;
+  std::int64_t normed;                  ///< by one norm: of attention, or of the MLP
   std::int64_t norm, attn_proj, heads;  ///< what the parts of a layer hold
   std::int64_t heads_for_good;          ///< of `heads` what has a gradient until the layer's end
   std::int64_t attended;                ///< what attention gives, before and behind its gate where there is one
@@ -22,13 +24,22 @@ struct PerToken {
   std::int64_t passing;         ///< what layers leave in memory that all share: only its gradient lives
   std::int64_t of_experts = 0;  ///< what the backward pass through a mixture of experts takes and gives back
   bool has_head_norms;
-  PerToken(const ModelConfig& c, DType compute, bool is_sparse, bool is_linear)
+  bool has_attention_part, has_mlp_part;
+  std::int64_t matrices;  ///< of an MLP
+  PerToken(const ModelConfig& c, DType compute, std::int64_t layer)
+      : PerToken(c, compute, c.is_sparse(layer), c.is_linear(layer), c.has_attention(layer), c.has_mlp(layer)) {}
+  PerToken(const ModelConfig& c, DType compute, bool is_sparse, bool is_linear, bool has_attention, bool has_mlp)
       : H(c.hidden_size),
-        Q(is_linear ? c.linear.value_width() : c.num_heads * c.head_dim),
-        K(is_linear ? 0 : c.num_kv_heads * c.head_dim),
+        Q(is_linear       ? c.linear.value_width()
+          : has_attention ? c.num_heads * c.head_dim
+                          : 0),
+        K(is_linear || !has_attention ? 0 : c.num_kv_heads * c.head_dim),
         S(is_sparse ? c.shared_expert_size : 0),
-        F(is_sparse ? c.num_active_experts * c.expert_size : c.intermediate_size),
-        norm(c.norms_inputs ? 2 * H : 0),
+        F(is_sparse ? c.num_active_experts * c.expert_size
+          : has_mlp ? c.intermediate_size
+                    : 0),
+        normed(c.norms_inputs ? H : 0),
+        norm(has_attention && has_mlp ? 2 * normed : normed),
         attn_proj(is_linear       ? c.linear.projected_width()
                   : c.latent      ? c.latent->projected_width(c.num_heads) - c.latent->widened(c.num_heads)
                   : c.gates_heads ? 2 * (Q + K)
@@ -45,13 +56,20 @@ struct PerToken {
                                                              : 0),
         attended(is_linear || c.gates_heads ? 2 * Q : Q),
         outputs(c.norms_outputs ? 2 * H : 0),
-        mlp(is_sparse ? 2 * F + 3 * S : 3 * F),
-        kept(2 * H + outputs + attended +
-             ((is_linear ? 0 : c.num_heads) + (is_sparse ? routing(c) : 0)) * 4 / static_cast<std::int64_t>(size_of(compute))),
+        mlp(c.has_squared_relu_mlps ? (is_sparse ? F + 2 * S + c.expert_input_size : 2 * F)
+            : is_sparse             ? 2 * F + 3 * S
+                                    : 3 * F),
+        kept((has_attention && has_mlp ? 2 : 1) * H + outputs + attended + (is_sparse ? c.expert_input_size : 0) +
+             ((is_linear || !has_attention ? 0 : c.num_heads) + (is_sparse ? routing(c) : 0)) * 4 /
+                 static_cast<std::int64_t>(size_of(compute))),
         passing(c.latent ? c.latent->widened(c.num_heads) : 0),
-        has_head_norms(!is_linear && !c.latent) {
+        has_head_norms(!is_linear && !c.latent),
+        has_attention_part(has_attention),
+        has_mlp_part(has_mlp),
+        matrices(c.has_squared_relu_mlps ? 2 : 3) {
+    const std::int64_t of_row = c.expert_input_size > 0 ? c.expert_input_size : H;
     if (is_sparse)
-      of_experts = 3 * F + 3 * S + c.num_active_experts * H + c.num_experts +
+      of_experts = matrices * (F + S) + c.num_active_experts * of_row + 2 * c.expert_input_size + c.num_experts +
                    2 * c.num_active_experts * 4 / static_cast<std::int64_t>(size_of(compute));
   }
   /// q, k and v of latent attention, and what it gives without padding.
@@ -70,11 +88,13 @@ struct PerToken {
   }
   /// Gradients that live at once while a layer's rules run: of all but the sums, which hand one gradient through. What norms of heads
   /// and rotation pass on is gone before the gradient of the first norm comes.
+  std::int64_t outputs_made_again() const { return (S > 0 ? 4 : 2) * H - (has_attention_part && has_mlp_part ? 0 : H); }
   std::int64_t gradients() const {
-    const std::int64_t normed = norm / 2, of_output = outputs / 2;  // of attention, and of the MLP
+    const std::int64_t of_output = outputs / 2;  // of attention, and of the MLP
     const std::int64_t of_heads = heads_for_good + std::max(normed, heads - heads_for_good);
-    const std::int64_t of_attention = of_output + of_heads + attn_proj + passing + attended;
-    return normed + of_output + (of_experts > 0 ? std::max(of_experts, 3 * S + of_attention) : mlp + of_attention);
+    const std::int64_t of_attention = has_attention_part ? of_output + of_heads + attn_proj + passing + attended : 0;
+    return (has_mlp_part ? normed + of_output : 0) +
+           (of_experts > 0 ? std::max(of_experts, matrices * S + of_attention) : mlp + of_attention);
   }
 };
 
@@ -83,9 +103,6 @@ struct PerToken {
 ActivationBytes activation_bytes(const ModelConfig& config, DType compute, std::int64_t num_tokens,
                                  const ActivationCheckpointing& checkpointing, const ActivationOffload& offload,
                                  std::int64_t num_kept_logits) {
-  // By whether a layer is sparse and whether it is linear.
-  const PerToken kinds[2][2] = {{PerToken(config, compute, false, false), PerToken(config, compute, false, true)},
-                                {PerToken(config, compute, true, false), PerToken(config, compute, true, true)}};
   const KeptActivations how{checkpointing};
   const bool is_whole = !checkpointing.parts.any();
   const auto num_layers = static_cast<std::size_t>(config.num_layers);
@@ -94,20 +111,21 @@ ActivationBytes activation_bytes(const ModelConfig& config, DType compute, std::
   std::int64_t on_host = 0, most_scratch = 0, remade = 0;
   for (std::size_t i = 0; i < num_layers; ++i) {
     const auto layer = static_cast<std::int64_t>(i);
-    const PerToken& t = kinds[config.is_sparse(layer) ? 1 : 0][config.is_linear(layer) ? 1 : 0];
+    const PerToken t(config, compute, layer);
     const bool is_checkpointed = how.is_checkpointed(static_cast<std::int64_t>(i));
     if (is_checkpointed) remade = std::max(remade, t.dropped(checkpointing.parts));
     // A layer that is computed again as a whole keeps its input, and makes everything else beside its gradients.
     const bool keeps_input = is_checkpointed && is_whole;
     const std::int64_t kept = keeps_input ? t.H : t.layer() - (is_checkpointed ? t.dropped(checkpointing.parts) : 0);
-    most_scratch = std::max(most_scratch, t.gradients() + (keeps_input ? t.layer() + t.passing + (t.S > 0 ? 4 : 2) * t.H : 0));
+    most_scratch = std::max(most_scratch, t.gradients() + (keeps_input ? t.layer() + t.passing + t.outputs_made_again() : 0));
     places[i % num_places] = std::max(places[i % num_places], kept);
     if (i + num_places < num_layers) on_host += kept;
   }
   const std::int64_t on_device = std::accumulate(places.begin(), places.end(), std::int64_t{0});
   // Shared delta and what shared experts add to it, final sum and norm, the gradient of the latter; ids, positions and results are a few
   // fp32 values per token.
-  const std::int64_t H = config.hidden_size, ends = (config.shared_expert_size > 0 ? 5 : 4) * H + kinds[0][0].passing;
+  const std::int64_t H = config.hidden_size, passing = config.latent ? config.latent->widened(config.num_heads) : 0,
+                     ends = (config.shared_expert_size > 0 ? 5 : 4) * H + passing;
   constexpr std::size_t kSmallBytes = 24;
   const std::size_t tokens = static_cast<std::size_t>(num_tokens), size = size_of(compute);
   const auto logits = static_cast<std::size_t>(std::min(num_kept_logits, num_tokens) * ops::kept_row_bytes(compute, config.vocab_size));

@@ -55,7 +55,8 @@ TensorTablePtr make_adapter_table(const ModelConfig& model,
                                   const std::function<std::optional<AdapterScale>(const std::string& module)>& find);
 
 /// The matrices that take adapters.
-inline constexpr std::array kAdaptedBlocks = {Block::kQkv, Block::kO, Block::kGateUp, Block::kDown, Block::kQueryUp, Block::kKvUp};
+inline constexpr std::array kAdaptedBlocks = {Block::kQkv,     Block::kO,    Block::kGateUp,    Block::kDown,
+                                              Block::kQueryUp, Block::kKvUp, Block::kExpertsIn, Block::kExpertsOut};
 
 struct Adapter;
 using AdapterPtr = std::shared_ptr<const Adapter>;

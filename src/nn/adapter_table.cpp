@@ -67,8 +67,11 @@ std::string kinds_of_modules(const TensorTable& model, bool adaptable_only) {
 }
 
 [[noreturn]] void fail_no_match(const char* key, const std::string& pattern, const TensorTable& model, bool adaptable_only) {
+  const auto example =
+      std::ranges::find_if(model.tensors(), [](const TensorSpec& spec) { return spec.is_matrix() && lora_b_of(spec.slot).has_value(); });
   fail(ErrorCode::kInvalidArgument, "lora.{}: '{}' matches no module of this model{}; there are: {} (in layers named \"{}\")", key, pattern,
-       adaptable_only ? " that takes an adapter" : "", kinds_of_modules(model, adaptable_only), "model.layers.0.self_attn.q_proj");
+       adaptable_only ? " that takes an adapter" : "", kinds_of_modules(model, adaptable_only),
+       example == model.tensors().end() ? std::string() : module_of(example->name));
 }
 
 /// Every pattern matches something, but for those of experts in models without any, and `passed_over`.
@@ -84,6 +87,13 @@ void check_all_match(const std::vector<ModulePattern>& patterns, const std::vect
 
 bool matches_any(const std::vector<ModulePattern>& patterns, const std::string& name) {
   return std::ranges::any_of(patterns, [&](const ModulePattern& pattern) { return pattern.matches(name); });
+}
+
+/// Of the usual lists what a model has none of, or has under other names.
+std::span<const std::string_view> passed_over(const ModelConfig& model, const std::vector<std::string>& targets) {
+  if (model.has_squared_relu_mlps) return std::span(kMlpModules).first(1);  // MLPs without gates
+  const bool names_all_experts = model.expert_names == ExpertNames::kNumbered && std::ranges::find(targets, "experts") != targets.end();
+  return names_all_experts ? std::span<const std::string_view>(kMlpModules) : std::span<const std::string_view>();
 }
 
 /// Where experts are one tensor in files, adapters of theirs would have no names of PEFT's.
@@ -203,11 +213,8 @@ TensorTablePtr make_adapter_table(const ModelConfig& model, const AdapterConfig&
     all.push_back(module_of(spec.name));
     if (spec.is_matrix() && lora_b_of(spec.slot)) adaptable.push_back(module_of(spec.name));
   }
-  const bool names_all_experts =
-      model.expert_names == ExpertNames::kNumbered && std::ranges::find(config.target_modules, "experts") != config.target_modules.end();
   refuse_stacked_experts(model, config);
-  check_all_match(targets, adaptable, "target_modules", *of_model, true,
-                  names_all_experts ? std::span<const std::string_view>(kMlpModules) : std::span<const std::string_view>());
+  check_all_match(targets, adaptable, "target_modules", *of_model, true, passed_over(model, config.target_modules));
   check_all_match(saved, all, "modules_to_save", *of_model, false);
   for (const auto& [key, pattern] : config.rank_pattern)
     if (pattern < 1 || pattern > ops::kMaxLoraRank)

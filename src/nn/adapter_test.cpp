@@ -302,7 +302,7 @@ INSTANTIATE_TEST_SUITE_P(Families, AdapterExactness,
 class AdapterOfFamily : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Families, AdapterOfFamily,
                          ::testing::Values("qwen3", "qwen3_moe", "glm4_moe", "mixtral", "olmo2", "phi3", "qwen3_5_moe_text", "qwen3_next",
-                                           "minimax_m2", "afmoe", "deepseek_v3", "gemma3_text"));
+                                           "minimax_m2", "afmoe", "deepseek_v3", "gemma3_text", "nemotron_h"));
 
 TEST(Adapter, StartsAsItsBase) {
   SmallModel model("qwen3", true, 2);
@@ -318,7 +318,7 @@ TEST(Adapter, StartsAsItsBase) {
 TEST_P(AdapterOfFamily, GradientsAreThoseOfFiniteDifferences) {
   SmallModel model(GetParam(), false, 2);
   AdapterConfig config = config_of(targets_in(GetParam(), kAll));
-  config.modules_to_save = {"lm_head", "post_attention_layernorm"};
+  config.modules_to_save = {"lm_head", GetParam() == "nemotron_h" ? "norm_f" : "post_attention_layernorm"};
   config.dropout = model.config.num_experts > 0 ? 0.0 : 0.3;
   Adapted adapted(model, DType::kF32, config);
   // Tokens of which none is about to change its experts, where the loss has a step.
@@ -394,13 +394,15 @@ TEST_P(AdapterOfFamily, IsWrittenAndReadBackBitForBit) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     SmallModel model(GetParam(), true, 2);
     const bool has_experts = model.config.num_experts > 0;
-    const std::string down = has_numbered_experts(GetParam()) ? "layers.1.block_sparse_moe.experts.2.w2"
-                             : has_experts                    ? "layers.1.mlp.experts.2.down_proj"
-                                                              : "layers.1.mlp.down_proj";
+    const bool has_parts = model.config.has_single_parts;
+    const std::string down = has_parts                          ? "layers.2.mixer.experts.2.down_proj"
+                             : has_numbered_experts(GetParam()) ? "layers.1.block_sparse_moe.experts.2.w2"
+                             : has_experts                      ? "layers.1.mlp.experts.2.down_proj"
+                                                                : "layers.1.mlp.down_proj";
     const std::string query = targets_in(GetParam(), {"q_proj"})[0];
     AdapterConfig config = config_of({query, down}, 8);
     config.rank_pattern = {{targets_in(GetParam(), {"down_proj"})[0], 3}};
-    config.alpha_pattern = {{"layers.0.self_attn." + query, 24.0}};
+    config.alpha_pattern = {{(has_parts ? "layers.1.mixer." : "layers.0.self_attn.") + query, 24.0}};
     config.rank_stabilized = true;
     Adapted adapted(model, dtype, config);
     const prl::testing::TempFolder folder;
@@ -421,7 +423,7 @@ TEST_P(AdapterOfFamily, IsWrittenAndReadBackBitForBit) {
     from_image->adapter = load_peft_adapter(model.ctx(), model.config, {"tcp://node0:1/step_3", image}, dtype);
     EXPECT_EQ(checksum(*from_image).combined, checksum(*adapted.weights).combined);
     const AdapterConfig again = load_peft_config(folder.path());
-    EXPECT_THAT(again.target_modules, ::testing::ElementsAre("model." + down, query));
+    EXPECT_THAT(again.target_modules, ::testing::ElementsAre((has_parts ? "backbone." : "model.") + down, query));
     EXPECT_TRUE(again.rank_stabilized && again.rank == 8 && again.alpha == 16.0 && again.base_model == "base");
   }
 }

@@ -147,7 +147,8 @@ void check_targets(const Weights& weights, std::size_t num_tokens, std::span<con
 namespace {
 /// Of a layer; 0 if there is no such layer.
 std::int64_t floats_of_state(const LinearAttention& c, DType compute, DeviceKind device) noexcept {
-  return ops::delta_rule_state_size(device, compute, c.num_key_heads, c.num_value_heads, c.key_dim, c.value_dim);
+  return ops::delta_rule_state_size(device, compute, c.num_key_heads, c.num_value_heads, c.key_dim, c.value_dim,
+                                    c.is_state_space ? ops::RuleKind::kStateSpace : ops::RuleKind::kGatedDelta);
 }
 }  // namespace
 
@@ -159,9 +160,9 @@ KvCache::KvCache(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& conf
   const Shape shape{num_blocks, config.num_kv_heads, block_size, config.head_dim};
   for (std::int64_t i = 0; i < config.num_layers; ++i) {
     // Left as it is: no query reads a slot that was not written, and untouched pages cost nothing.
-    const bool is_linear = config.is_linear(i);
-    k_.push_back(is_linear ? Tensor() : Tensor::empty(runtime, shape, compute));
-    v_.push_back(is_linear ? Tensor() : Tensor::empty(runtime, shape, compute));
+    const bool is_linear = config.is_linear(i), has_keys = config.has_softmax(i);
+    k_.push_back(has_keys ? Tensor::empty(runtime, shape, compute) : Tensor());
+    v_.push_back(has_keys ? Tensor::empty(runtime, shape, compute) : Tensor());
     const LinearAttention& c = config.linear;
     inputs_.push_back(is_linear ? Tensor::empty(runtime, {num_states, c.num_taps - 1, c.num_channels()}, compute) : Tensor());
     states_.push_back(is_linear ? Tensor::empty(runtime, {num_states, floats_of_state(c, compute, runtime->device().kind)}, DType::kF32)
@@ -347,7 +348,7 @@ ConstTensorView InferenceModel::hidden_rows(ConstTensorView h_TH, std::span<cons
 TensorView InferenceModel::logits(const Weights& weights, ConstTensorView h_BH) {
   Impl& m = *impl_;
   const TensorView logits_BV = m.head_arena.take({h_BH.shape.num_rows(), weights.config.vocab_size}, DType::kF32);
-  ops::linear(m.ctx, logits_BV, h_BH, weights.lm_head(), &weights.matrix(Block::kQkv, 0));
+  ops::linear(m.ctx, logits_BV, h_BH, weights.lm_head(), &weights.first_matrix(0));
   return logits_BV;
 }
 

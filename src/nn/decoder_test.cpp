@@ -319,7 +319,9 @@ INSTANTIATE_TEST_SUITE_P(
         ExactCase{"afmoe", DType::kBF16, true}, ExactCase{"deepseek_v3", DType::kF32}, ExactCase{"deepseek_v3", DType::kBF16},
         ExactCase{"deepseek_v3", DType::kBF16, true}, ExactCase{"gemma3_text", DType::kBF16}, ExactCase{"gemma3_text_window", DType::kF32},
         ExactCase{"gemma3_text_window", DType::kBF16}, ExactCase{"gemma3_text", DType::kBF16, true}, ExactCase{"qwen3_eight", DType::kBF16},
-        ExactCase{"qwen3_moe_eight", DType::kF32}),
+        ExactCase{"qwen3_moe_eight", DType::kF32}, ExactCase{"nemotron_h", DType::kF32}, ExactCase{"nemotron_h", DType::kBF16},
+        ExactCase{"nemotron_h", DType::kBF16, true}, ExactCase{"nemotron_h_narrow", DType::kBF16},
+        ExactCase{"nemotron_h_eight", DType::kBF16}),
     [](const auto& test) {
       return test.param.family + (test.param.is_wide ? "_wide" : "") + (test.param.compute == DType::kF32 ? "_f32" : "_bf16");
     });
@@ -371,7 +373,8 @@ TEST_P(FamilyTest, GradientsAreThoseOfFiniteDifferences) {
 INSTANTIATE_TEST_SUITE_P(Families, FamilyTest,
                          ::testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "smollm3", "mixtral", "olmo2", "phi3",
                                            "qwen2_window", "qwen3_5_text", "gpt_oss", "gpt_oss_window", "qwen3_5_moe_text", "qwen3_next",
-                                           "minimax_m2", "afmoe", "afmoe_window", "deepseek_v3", "gemma3_text", "gemma3_text_window"));
+                                           "minimax_m2", "afmoe", "afmoe_window", "deepseek_v3", "gemma3_text", "gemma3_text_window",
+                                           "nemotron_h", "nemotron_h_narrow"));
 
 // Each sequence needs a state of the cache, be its step recorded or not.
 TEST(Decoder, RefusesSequencesWithoutStates) {

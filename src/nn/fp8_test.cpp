@@ -264,7 +264,7 @@ TEST_P(Fp8FamilyTest, FoldersAreReadAsTheNumbersThatTheyStandFor) {
 INSTANTIATE_TEST_SUITE_P(Families, Fp8FamilyTest,
                          ::testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "mistral", "smollm3", "mixtral", "olmo2",
                                            "phi3", "olmo3", "qwen3_5_text", "gpt_oss", "qwen3_5_moe_text", "qwen3_next", "minimax_m2",
-                                           "afmoe"),
+                                           "afmoe", "nemotron_h"),
                          [](const auto& test) { return test.param; });
 
 TEST(Fp8, ScalesOfRowsAndOfMatricesAreRead) {

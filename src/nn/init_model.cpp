@@ -17,10 +17,23 @@ std::int64_t half_of_head(std::int64_t head_dim) { return (head_dim / 2 + ops::k
 /// Of the latents of a model made here: half of its width, in whole steps.
 std::int64_t latent_rank(std::int64_t hidden_size) { return (hidden_size / 2 + 15) / 16 * 16; }
 
+/// What each layer of a Nemotron-H made here is.
+std::string pattern_of_layers(std::int64_t num_layers) {
+  std::string pattern;
+  for (std::int64_t layer = 0; layer < num_layers; ++layer) pattern += "M*E-"[layer % 4];
+  return pattern;
+}
+
 /// What families read beyond the sizes that all have, for models of these sizes.
 boost::json::object keys_of_families(const InitModelOptions& o, const Family& family) {
   const bool has_window = o.sliding_window > 0;
-  return {{"head_dim", o.head_dim},
+  return {{"hybrid_override_pattern", pattern_of_layers(o.num_layers)},
+          {"mamba_num_heads", o.num_heads},
+          {"mamba_head_dim", o.head_dim},
+          {"n_groups", o.num_kv_heads},
+          {"ssm_state_size", o.head_dim},
+          {"moe_shared_expert_intermediate_size", o.expert_size},
+          {"head_dim", o.head_dim},
           {"attention_bias", o.attention_bias || &family == &kGptOssFamily},
           {"use_qk_norm", true},
           {"num_experts", o.num_experts},

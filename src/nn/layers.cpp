@@ -21,7 +21,7 @@ TensorView view_or_none(const Tensor& tensor) { return tensor.defined() ? tensor
 
 /// The matrix that is multiplied with after the last one of a layer.
 const ops::LinearWeight& after_layer(const Weights& weights, std::int64_t layer) {
-  return layer + 1 == weights.config.num_layers ? weights.lm_head() : weights.matrix(Block::kQkv, layer + 1);
+  return layer + 1 == weights.config.num_layers ? weights.lm_head() : weights.first_matrix(layer + 1);
 }
 
 /// Frames for the parts of a layer: each drops what its part need not keep.
@@ -47,15 +47,19 @@ Projected norm_stream(Frame& frame, const Stream& in, const NormParameter& norm,
 }
 
 /// What a product passes before the next one. Kernels fuse kSilu with the product alone.
-enum class Gate : std::uint8_t { kNone, kSilu, kGelu };
+enum class Gate : std::uint8_t { kNone, kSilu, kGelu, kSquaredRelu };
 
-Gate gate_of(const BoundModel& model) { return model.weights.config.has_gelu_mlps ? Gate::kGelu : Gate::kSilu; }
+Gate gate_of(const BoundModel& model) {
+  const ModelConfig& c = model.weights.config;
+  return c.has_gelu_mlps ? Gate::kGelu : c.has_squared_relu_mlps ? Gate::kSquaredRelu : Gate::kSilu;
+}
 
 Var through_gate(Frame& frame, const Var& x, Gate gate) {
   switch (gate) {
     case Gate::kNone: return x;
     case Gate::kSilu: return autograd::swiglu(frame, x);
     case Gate::kGelu: return autograd::geglu(frame, x);
+    case Gate::kSquaredRelu: return autograd::squared_relu(frame, x);
   }
   return x;
 }
@@ -99,6 +103,11 @@ Stream project_onto(Frame& frame, const BoundModel& model, const Var& residual, 
 /// A parameter that is a vector, with its gradient.
 autograd::VectorParameter vector_of(const BoundModel& model, Block block, std::int64_t layer) {
   return {model.weights.vector(block, layer).view(), model.gradient(block, layer)};
+}
+
+/// One without data if the layer has no such vector.
+autograd::VectorParameter vector_or_none(const BoundModel& model, Block block, std::int64_t layer) {
+  return {view_or_none(model.weights.vector(block, layer)), model.gradient(block, layer)};
 }
 
 /// What the last product of the experts that every token passes reads, from the others'. `next` is that product's matrix.
@@ -273,6 +282,7 @@ autograd::ExpertsParameter BoundModel::experts(std::int64_t layer) const {
     out.dgate_up_biases_V = gradient(Block::kGateUpBiases, layer);
     out.ddown_biases_V = gradient(Block::kDownBiases, layer);
   }
+  out.is_squared = c.has_squared_relu_mlps;
   out.share = weights.experts;
   out.ranks = weights.expert_ranks;
   const std::int64_t first = weights.experts.first(c.num_experts), count = weights.experts.count(c.num_experts);
@@ -320,7 +330,12 @@ Var linear_attention_of(Frame& frame, const BoundModel& model, std::int64_t i, c
                                      .taps = vector_of(model, Block::kLinearConv, i),
                                      .decay_rate = vector_of(model, Block::kDecayRate, i),
                                      .decay_bias = vector_of(model, Block::kDecayBias, i),
-                                     .norm = model.norm(Block::kLinearNorm, i)},
+                                     .norm = model.norm(Block::kLinearNorm, i),
+                                     .kind = c.is_state_space ? ops::RuleKind::kStateSpace : ops::RuleKind::kGatedDelta,
+                                     .conv_bias = vector_or_none(model, Block::kConvBias, i),
+                                     .skip = vector_or_none(model, Block::kSkip, i),
+                                     .min_step = static_cast<float>(c.min_step),
+                                     .max_step = static_cast<float>(c.max_step)},
                                     index);
 }
 
@@ -390,6 +405,38 @@ Stream doubly_normed_layer(Frame& frame, PartFrames& part, const BoundModel& mod
   return give(normed.sum, add_shared_experts(frame, part.mlp, model, i, normed.value, routed, kept));
 }
 
+/// The experts that a router chooses for each row of x, in memory.delta_TH; of narrower rows than x has where the model has such.
+Var routed_experts(Frame& frame, PartFrames& part, const BoundModel& model, std::int64_t i, const Var& x, const LayerMemory& memory) {
+  if (model.weights.config.expert_input_size == 0)
+    return autograd::experts(part.mlp, x, model.experts(i), memory.delta_TH, /*is_block_output=*/true);
+  const Var in = autograd::linear(part.mlp, x, model.linear(Block::kExpertsIn, i, &model.weights.matrix(Block::kExpertsOut, i)));
+  const Var mixed = autograd::experts(part.mlp, x, model.experts(i), /*out=*/{}, /*is_block_output=*/false, in);
+  return autograd::linear(frame, mixed, model.linear(Block::kExpertsOut, i, nullptr), memory.delta_TH, /*is_block_output=*/true);
+}
+
+/// A layer that is attention alone or an MLP alone: x + attention(norm(x)), or the same of the MLP.
+Stream single_part_layer(Frame& frame, PartFrames& part, const BoundModel& model, std::int64_t i, const Stream& in,
+                         const AttentionIndex& index, const LayerMemory& memory) {
+  const ModelConfig& c = model.weights.config;
+  const ops::LinearWeight* const after = &after_layer(model.weights, i);
+  if (c.has_attention(i)) {
+    const Projected projected =
+        project_normed(part.norm, part.attn_proj, in, model.norm(Block::kInputNorm, i),
+                       model.linear(Block::kQkv, i, &model.weights.matrix(Block::kO, i)), Gate::kNone, memory.residual_TH);
+    const Var heads = attend(part.heads, model, i, projected.value, attention_of(model, i, {}, {}), index);
+    return project_onto(frame, model, projected.sum, heads, model.linear(Block::kO, i, after), memory, /*is_block_output=*/true);
+  }
+  if (!c.is_sparse(i)) {
+    const Projected hidden =
+        project_normed(part.norm, part.mlp, in, model.norm(Block::kPostNorm, i),
+                       model.linear(Block::kGateUp, i, &model.weights.matrix(Block::kDown, i)), gate_of(model), memory.residual_TH);
+    return project_onto(frame, model, hidden.sum, hidden.value, model.linear(Block::kDown, i, after), memory, /*is_block_output=*/true);
+  }
+  const Projected normed = norm_stream(part.norm, in, model.norm(Block::kPostNorm, i), memory.residual_TH);
+  const Var routed = routed_experts(frame, part, model, i, normed.value, memory);
+  return {normed.sum, c.shared_expert_size > 0 ? add_shared_experts(frame, part.mlp, model, i, normed.value, routed, memory) : routed};
+}
+
 }  // namespace
 
 Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, const Stream& in, const AttentionIndex& index,
@@ -399,6 +446,7 @@ Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, cons
   const auto weight = [&](Block block) { return &model.weights.matrix(block, i); };
   const NormParameter q_norm = model.norm(Block::kQNorm, i), k_norm = model.norm(Block::kKNorm, i);
   PartFrames part(frame, memory, q_norm.weight.data != nullptr);
+  if (c.has_single_parts) return single_part_layer(frame, part, model, i, in, index, memory);
   if (c.norms_outputs && c.norms_inputs) return doubly_normed_layer(frame, part, model, i, in, index, memory);
   if (c.norms_outputs) return output_normed_layer(frame, part, model, i, in, index, memory);
 
@@ -447,13 +495,15 @@ Var decoder_forward(Frame& frame, const BoundModel& model, const ops::TokenIds& 
 
   put_features(frame, model.features, stream.residual_TH.value);
 
-  // Without a tape two pairs of stream buffers take turns and everything else of a layer is given back after it. With one, no backward
-  // rule reads the outputs that are added to the stream, so that all of them share one buffer.
-  LayerMemory turns[2];
+  // Without a tape two pairs of stream buffers take turns, or three where a layer may leave its input's sum where it is, and everything
+  // else of a layer is given back after it. With one, no backward rule reads the outputs that are added to the stream, so that all of them
+  // share one buffer.
+  LayerMemory turns[3];
+  const std::int64_t num_turns = w.config.has_single_parts ? 3 : 2;
   if (frame.tape != nullptr)
     turns[0] = memory_of_all_layers(frame, w, T);
   else
-    for (LayerMemory& memory : turns) memory = {frame.take(shape, w.compute), frame.take(shape, w.compute)};
+    for (std::int64_t turn = 0; turn < num_turns; ++turn) turns[turn] = {frame.take(shape, w.compute), frame.take(shape, w.compute)};
 
   for (std::int64_t i = 0; i < w.config.num_layers; ++i) {
     Frame here = frame.in(*region);
@@ -463,7 +513,7 @@ Var decoder_forward(Frame& frame, const BoundModel& model, const ops::TokenIds& 
     enter_layer(w, i);
     if (frame.tape == nullptr) {
       const autograd::Arena::Mark mark = frame.arena.mark();
-      stream = decoder_layer(frame, model, i, stream, layer_index, turns[i % 2]);
+      stream = decoder_layer(frame, model, i, stream, layer_index, turns[i % num_turns]);
       frame.arena.release(mark);
     } else if (keep.is_checkpointed(i) && !keep.checkpointing.parts.any()) {
       // The sum is what survives: adding and norming apart gives the same bits as the fused form.

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <boost/json.hpp>
 #include <cmath>
+#include <regex>
 #include <utility>
 
 #include "base/error.hpp"
@@ -25,8 +26,15 @@ namespace {
 /// A config.json is a few kilobytes; more is not one.
 constexpr std::uint64_t kMaxConfigBytes = 4 << 20;
 
+/// With what transformers 5 writes for it in place of Infinity, which earlier ones write though JSON has none.
+std::string without_infinities(std::string text) {
+  static const std::regex kInfinity(R"re(([\[,:]\s*)Infinity\b)re");
+  if (text.find("Infinity") == std::string::npos) return text;
+  return std::regex_replace(text, kInfinity, R"($1{"__float__": "Infinity"})");
+}
+
 json::value parse_json_file(const fs::path& path, std::string& text) {
-  text = read_regular_file(path, kMaxConfigBytes);
+  text = without_infinities(read_regular_file(path, kMaxConfigBytes));
   json::parse_options options;
   options.max_depth = 32;
   json::error_code error;
@@ -198,6 +206,8 @@ bool ModelConfig::is_rotated(std::int64_t layer) const noexcept { return !std::r
 
 bool ModelConfig::is_linear(std::int64_t layer) const noexcept { return std::ranges::binary_search(linear.layers, layer); }
 
+bool ModelConfig::has_attention(std::int64_t layer) const noexcept { return !std::ranges::binary_search(mlp_layers, layer); }
+
 std::int64_t ModelConfig::window_of(std::int64_t layer) const noexcept {
   return std::ranges::binary_search(windowed_layers, layer) ? window : 0;
 }
@@ -212,7 +222,7 @@ std::int64_t ModelConfig::num_active_parameters() const { return count_parameter
 
 double ModelConfig::flops_per_token(std::int64_t seq_len) const {
   return 6.0 * static_cast<double>(num_active_parameters()) + 12.0 * attended_width() * static_cast<double>(attended_keys(seq_len)) +
-         18.0 * static_cast<double>(linear.layers.size()) * static_cast<double>(linear.state_elements());
+         (linear.is_state_space ? 12.0 : 18.0) * static_cast<double>(linear.layers.size()) * static_cast<double>(linear.state_elements());
 }
 
 namespace {
@@ -311,13 +321,14 @@ ModelConfig load_model_config(const fs::path& folder, const ConfigOverrides& ove
   config.hidden_size = reader.integer("hidden_size", std::nullopt, 1, 1 << 20);
   config.intermediate_size =
       reader.integer("intermediate_size", family.has_dense_mlps ? std::nullopt : std::optional<std::int64_t>(1), 1, kMax);
-  config.num_layers = reader.integer("num_hidden_layers", std::nullopt, 1, 4096);
+  config.num_layers =
+      family.count_layers != nullptr ? family.count_layers(reader) : reader.integer("num_hidden_layers", std::nullopt, 1, 4096);
   config.num_heads = reader.integer("num_attention_heads", wanted_unless(family.num_heads), 1, 4096);
   config.num_kv_heads =
       reader.integer("num_key_value_heads",
                      reader.names("num_key_value_heads") || family.num_kv_heads == 0 ? config.num_heads : family.num_kv_heads, 1, 4096);
   config.max_position = reader.integer("max_position_embeddings", family.max_position, 1, std::int64_t{1} << 31);
-  config.rms_norm_eps = static_cast<float>(reader.number("rms_norm_eps", family.rms_norm_eps, 0.0, 1.0));
+  config.rms_norm_eps = static_cast<float>(reader.number(family.norm_eps_key, family.rms_norm_eps, 0.0, 1.0));
   config.tie_word_embeddings = reader.boolean("tie_word_embeddings", family.tie_word_embeddings);
   config.torch_dtype = reader.string("dtype", reader.string("torch_dtype", "bfloat16"));
   reader.require_string(family.activation_key, family.activation, family.activation);

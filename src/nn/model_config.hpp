@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -57,7 +58,8 @@ struct ClampedSwiglu {
   bool operator==(const ClampedSwiglu&) const = default;
 };
 
-/// Layers of linear attention by the gated delta rule in place of softmax attention (Qwen 3.5): see ops/delta_rule.hpp.
+/// Layers of linear attention by the gated delta rule (Qwen 3.5) or by state spaces (Nemotron-H) in place of softmax attention: see
+/// ops/delta_rule.hpp. Of a state space queries and keys are what Mamba-2 calls C and B, whose groups are key heads, and values are its x.
 struct LinearAttention {
   std::vector<std::int64_t> layers;  ///< ascending; empty: there are none
   std::int64_t num_key_heads = 0, num_value_heads = 0, key_dim = 0, value_dim = 0;
@@ -65,12 +67,16 @@ struct LinearAttention {
   /// Files have two matrices of projections, with the rows of one key head and its value heads after those of another, in place of four
   /// (Qwen3-Next): see stored_rows().
   bool fuses_projections = false;
+  // Of a state space:
+  bool is_state_space = false;
+  bool has_conv_bias = false;
+  double min_step = 0.0, max_step = std::numeric_limits<double>::infinity();
   bool operator==(const LinearAttention&) const = default;
   std::int64_t value_width() const noexcept { return num_value_heads * value_dim; }
   /// Queries, keys and values, which the convolution treats one by one.
   std::int64_t num_channels() const noexcept { return 2 * num_key_heads * key_dim + value_width(); }
-  /// Of one product: the channels, the output gate, and two numbers for each value head.
-  std::int64_t projected_width() const noexcept { return num_channels() + value_width() + 2 * num_value_heads; }
+  /// Of one product: the channels, the output gate, and two numbers for each value head, or the step of a state space.
+  std::int64_t projected_width() const noexcept { return num_channels() + value_width() + (is_state_space ? 1 : 2) * num_value_heads; }
   /// Elements of a sequence's state in a layer: of the rule, fp32, and the convolution's last inputs.
   std::int64_t state_elements() const noexcept { return num_value_heads * key_dim * value_dim; }
   std::int64_t input_elements() const noexcept { return (num_taps - 1) * num_channels(); }
@@ -135,12 +141,19 @@ struct ModelConfig {
   double embedding_scale = 1.0;         ///< multiplies the rows of the embedding that enter the first layer (AFMoE)
   bool rounds_embedding_scale = false;  ///< that number is rounded to the type that is computed in (Gemma 3)
   bool has_gelu_mlps = false;           ///< MLPs have ops::geglu in place of ops::swiglu (Gemma 3)
-  bool fuses_projections = false;       ///< q, k, v are one tensor in files and adapters, and so are gate and up (Phi-3)
+  bool has_squared_relu_mlps =
+      false;  ///< MLPs, those of experts too, have no gate, but ops::squared_relu between two matrices (Nemotron-H)
+  /// Layers have one part each, with one norm before it, under the names of Nemotron-H: these, ascending, an MLP alone, the others
+  /// attention alone.
+  bool has_single_parts = false;
+  std::vector<std::int64_t> mlp_layers;
+  bool fuses_projections = false;  ///< q, k, v are one tensor in files and adapters, and so are gate and up (Phi-3)
   // Layers whose MLP is a mixture of experts (Qwen3-MoE, GLM-4.5, Mixtral); 0 experts: there is none.
   std::int64_t num_experts = 0;
   std::vector<std::int64_t> dense_layers;  ///< those that have one MLP all the same, ascending
   std::int64_t num_active_experts = 0;     ///< of a token
   std::int64_t expert_size = 0;            ///< width of an expert; intermediate_size is that of the dense layers
+  std::int64_t expert_input_size = 0;      ///< of what experts take and give, between two matrices (Nemotron 3 Super); 0: hidden_size
   std::int64_t shared_expert_size = 0;     ///< width of the MLP that every token of a sparse layer passes beside its experts; 0: none
   bool gates_shared_expert = false;        ///< its output is multiplied by a sigmoid, one number a token (Qwen3-Next)
   ExpertNames expert_names = ExpertNames::kProjections;
@@ -171,8 +184,14 @@ struct ModelConfig {
   bool is_rotated(std::int64_t layer) const noexcept;
   /// Whether a layer has linear attention.
   bool is_linear(std::int64_t layer) const noexcept;
-  /// Layers that have keys and values in a cache: those without linear attention.
-  std::int64_t num_softmax_layers() const noexcept { return num_layers - static_cast<std::int64_t>(linear.layers.size()); }
+  /// Whether a layer has attention of some kind, and whether it has an MLP: most models' have both.
+  bool has_attention(std::int64_t layer) const noexcept;
+  bool has_mlp(std::int64_t layer) const noexcept { return !has_single_parts || !has_attention(layer); }
+  /// Whether a layer has keys and values in a cache: attention that is not linear.
+  bool has_softmax(std::int64_t layer) const noexcept { return has_attention(layer) && !is_linear(layer); }
+  std::int64_t num_softmax_layers() const noexcept {
+    return num_layers - static_cast<std::int64_t>(linear.layers.size()) - static_cast<std::int64_t>(mlp_layers.size());
+  }
   /// Keys that a query of a layer sees at most; 0: all.
   std::int64_t window_of(std::int64_t layer) const noexcept;
   bool is_windowed(std::int64_t layer) const noexcept { return window_of(layer) > 0; }
@@ -185,7 +204,7 @@ struct ModelConfig {
   }
   /// Width of all MLPs that one token passes in a layer.
   std::int64_t active_mlp_size(std::int64_t layer) const noexcept {
-    return is_sparse(layer) ? num_active_experts * expert_size + shared_expert_size : intermediate_size;
+    return !has_mlp(layer) ? 0 : is_sparse(layer) ? num_active_experts * expert_size + shared_expert_size : intermediate_size;
   }
   /// The first elements of a head, as many as are rotated.
   std::int64_t rotary_dim() const noexcept {
@@ -194,7 +213,8 @@ struct ModelConfig {
   /// Matmul weights of one token's forward pass, embeddings excluded, LM head included; of experts the active ones (spec 8.10).
   std::int64_t num_active_parameters() const;
   /// Forward + backward FLOPs per trained token at `seq_len`: 6 P + 12 L attended_width() seq (spec 8.10), a window in place of seq where
-  /// it is shorter, and for a layer of linear attention 6 FLOPs for each element of its state and product with it (three).
+  /// it is shorter, and for a layer of linear attention 6 FLOPs for each element of its state and product with it (three; of a state
+  /// space two).
   double flops_per_token(std::int64_t seq_len) const;
 };
 

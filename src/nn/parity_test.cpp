@@ -155,7 +155,8 @@ INSTANTIATE_TEST_SUITE_P(Models, ParityTest,
                                            "qwen3_yarn", "mistral_window", "qwen2_window", "qwen3_window", "qwen3_5", "qwen3_5_equal_heads",
                                            "gpt_oss", "gpt_oss_mxfp4", "qwen3_5_moe", "qwen3_next", "minimax_m2", "afmoe", "afmoe_tied",
                                            "deepseek_v2", "deepseek_v3", "deepseek_v3_plain", "glm4_moe_lite", "qwen3_fp8", "qwen3_moe_fp8",
-                                           "gemma3", "gemma3_untied", "llama_linear"),
+                                           "gemma3", "gemma3_untied", "llama_linear", "nemotron_h", "nemotron_h_experts",
+                                           "nemotron_h_latent"),
                          [](const auto& test) { return test.param; });
 
 }  // namespace

@@ -187,10 +187,12 @@ class StoredNames {
   StoredNames(const io::SafetensorsFolder& files, const ModelConfig& config)
       : drops_mtp_(find_family(config.model_type, files.path().string()).drops_mtp) {
     const std::string embedding = checkpoint_name(Slot::kEmbedding).substr(kModel.size());
+    has_model_prefix_ = config.has_single_parts && files.find("model.embeddings.weight").entry != nullptr;
     for (const MultimodalNames& names : kMultimodalNames)
       if (names_ == nullptr && files.find(std::string(names.text) + embedding).entry != nullptr) names_ = &names;
   }
   std::string of(std::string_view name) const {
+    if (has_model_prefix_ && name.starts_with(kBackbone)) return std::string(kModel).append(name.substr(kBackbone.size()));
     if (names_ != nullptr && name.starts_with(kModel)) return std::string(names_->text).append(name.substr(kModel.size()));
     return std::string(names_ != nullptr && name == checkpoint_name(Slot::kLmHead) ? names_->head : name);
   }
@@ -201,8 +203,9 @@ class StoredNames {
   }
 
  private:
-  static constexpr std::string_view kModel = "model.";
+  static constexpr std::string_view kModel = "model.", kBackbone = "backbone.";
   bool drops_mtp_;
+  bool has_model_prefix_ = false;  ///< in place of Nemotron-H's "backbone.", as transformers has it in memory
   const MultimodalNames* names_ = nullptr;
 };
 

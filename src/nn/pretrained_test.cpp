@@ -138,7 +138,7 @@ INSTANTIATE_TEST_SUITE_P(Families, PretrainedTest,
                          ::testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "mistral", "smollm3", "mixtral", "olmo2",
                                            "phi3", "qwen3_window", "olmo3_window", "qwen3_5_text", "gpt_oss", "gpt_oss_window",
                                            "qwen3_5_moe_text", "qwen3_next", "minimax_m2", "afmoe", "afmoe_window", "deepseek_v3",
-                                           "glm4_moe_lite", "gemma3_text", "gemma3_text_window"),
+                                           "glm4_moe_lite", "gemma3_text", "gemma3_text_window", "nemotron_h", "nemotron_h_narrow"),
                          [](const auto& test) { return test.param; });
 
 class GoldenModelTest : public ::testing::TestWithParam<std::string> {};
@@ -167,7 +167,7 @@ TEST_P(GoldenModelTest, SavingKeepsEveryByteOfTensorsConfigAndTokenizer) {
 
 INSTANTIATE_TEST_SUITE_P(Models, GoldenModelTest,
                          ::testing::Values("qwen2_tied", "mixtral", "olmo2", "phi3", "qwen3_5", "gpt_oss", "qwen3_5_moe", "qwen3_next",
-                                           "minimax_m2", "afmoe", "deepseek_v2", "deepseek_v3", "gemma3"),
+                                           "minimax_m2", "afmoe", "deepseek_v2", "deepseek_v3", "gemma3", "nemotron_h_experts"),
                          [](const auto& test) { return test.param; });
 
 /// A golden model, how files of the whole hold it and what else they hold.

@@ -43,6 +43,10 @@ void check_same_model(const ModelConfig& wanted, const ModelConfig& found, const
   if (wanted.linear != found.linear)
     fail(ErrorCode::kInvalidArgument, "{} is of another model: its layers of linear attention are [{}] or of other sizes, this one's [{}]",
          where.string(), fmt::join(found.linear.layers, ", "), fmt::join(wanted.linear.layers, ", "));
+  if (wanted.mlp_layers != found.mlp_layers)
+    fail(ErrorCode::kInvalidArgument, "{} is of another model: of its layers [{}] are MLPs alone, of this one's [{}]", where.string(),
+         fmt::join(found.mlp_layers, ", "), fmt::join(wanted.mlp_layers, ", "));
+  check("moe_latent_size", wanted.expert_input_size, found.expert_input_size);
   if (wanted.latent != found.latent)
     fail(ErrorCode::kInvalidArgument,
          "{} is of another model: its latent attention ('kv_lora_rank', 'q_lora_rank', 'qk_nope_head_dim' and the like) is another",

@@ -13,31 +13,40 @@ namespace {
 
 namespace when {
 bool always(const ModelConfig&, std::int64_t) { return true; }
-bool softmax(const ModelConfig& c, std::int64_t layer) { return !c.is_linear(layer); }
+bool softmax(const ModelConfig& c, std::int64_t layer) { return c.has_softmax(layer); }
 bool linear(const ModelConfig& c, std::int64_t layer) { return c.is_linear(layer); }
-bool linear_split(const ModelConfig& c, std::int64_t layer) { return c.is_linear(layer) && !c.linear.fuses_projections; }
+bool linear_split(const ModelConfig& c, std::int64_t layer) {
+  return c.is_linear(layer) && !c.linear.fuses_projections && !c.linear.is_state_space;
+}
 bool linear_fused(const ModelConfig& c, std::int64_t layer) { return c.is_linear(layer) && c.linear.fuses_projections; }
 bool attention_bias(const ModelConfig& c, std::int64_t) { return c.attention_bias; }
 bool out_bias(const ModelConfig& c, std::int64_t) { return c.attention_out_bias; }
 bool head_norms(const ModelConfig& c, std::int64_t layer) { return c.qk_norm && !c.is_linear(layer); }
 bool own_head(const ModelConfig& c, std::int64_t) { return !c.tie_word_embeddings; }
-bool norm_before(const ModelConfig& c, std::int64_t) { return c.norms_inputs; }
+bool norm_before(const ModelConfig& c, std::int64_t layer) { return c.norms_inputs && c.has_attention(layer); }
+bool mlp_norm_before(const ModelConfig& c, std::int64_t layer) { return c.norms_inputs && c.has_mlp(layer); }
+bool space(const ModelConfig& c, std::int64_t layer) { return c.is_linear(layer) && c.linear.is_state_space; }
+bool conv_bias(const ModelConfig& c, std::int64_t layer) { return space(c, layer) && c.linear.has_conv_bias; }
+bool narrow_experts(const ModelConfig& c, std::int64_t layer) { return c.expert_input_size > 0 && c.is_sparse(layer); }
 bool norm_after(const ModelConfig& c, std::int64_t) { return c.norms_outputs; }
 bool head_gates(const ModelConfig& c, std::int64_t layer) { return c.gates_are_apart && !c.is_linear(layer); }
-bool split(const ModelConfig& c, std::int64_t layer) { return !c.fuses_projections && !c.is_linear(layer) && !c.latent; }
+bool split(const ModelConfig& c, std::int64_t layer) { return !c.fuses_projections && c.has_softmax(layer) && !c.latent; }
 bool latent(const ModelConfig& c, std::int64_t) { return c.latent.has_value(); }
 bool query_latent(const ModelConfig& c, std::int64_t) { return c.latent && c.latent->query_rank > 0; }
 bool no_query_latent(const ModelConfig& c, std::int64_t) { return c.latent && c.latent->query_rank == 0; }
 bool fused(const ModelConfig& c, std::int64_t) { return c.fuses_projections; }
-bool dense(const ModelConfig& c, std::int64_t layer) { return !c.is_sparse(layer); }
-bool dense_split(const ModelConfig& c, std::int64_t layer) { return !c.is_sparse(layer) && !c.fuses_projections; }
+bool dense(const ModelConfig& c, std::int64_t layer) { return !c.is_sparse(layer) && c.has_mlp(layer); }
+bool dense_split(const ModelConfig& c, std::int64_t layer) { return dense(c, layer) && !c.fuses_projections; }
+bool dense_gate(const ModelConfig& c, std::int64_t layer) { return dense_split(c, layer) && !c.has_squared_relu_mlps; }
 bool sparse(const ModelConfig& c, std::int64_t layer) { return c.is_sparse(layer); }
 bool sparse_apart(const ModelConfig& c, std::int64_t layer) { return c.is_sparse(layer) && c.expert_names != ExpertNames::kStacked; }
+bool sparse_gate(const ModelConfig& c, std::int64_t layer) { return sparse_apart(c, layer) && !c.has_squared_relu_mlps; }
 bool stacked(const ModelConfig& c, std::int64_t layer) { return c.is_sparse(layer) && c.expert_names == ExpertNames::kStacked; }
 bool expert_bias(const ModelConfig& c, std::int64_t layer) { return c.is_sparse(layer) && c.clamped_swiglu.has_value(); }
 bool sinks(const ModelConfig& c, std::int64_t) { return c.attention_sinks; }
 bool score_router(const ModelConfig& c, std::int64_t layer) { return c.has_score_router && c.is_sparse(layer); }
 bool shared(const ModelConfig& c, std::int64_t layer) { return c.shared_expert_size > 0 && c.is_sparse(layer); }
+bool shared_mlp_gate(const ModelConfig& c, std::int64_t layer) { return shared(c, layer) && !c.has_squared_relu_mlps; }
 bool shared_gate(const ModelConfig& c, std::int64_t layer) { return c.gates_shared_expert && shared(c, layer); }
 }  // namespace when
 
@@ -59,8 +68,11 @@ Shape mlp_by_hidden(const ModelConfig& c) { return {c.intermediate_size, c.hidde
 Shape mlps_by_hidden(const ModelConfig& c) { return {2 * c.intermediate_size, c.hidden_size}; }
 Shape hidden_by_mlp(const ModelConfig& c) { return {c.hidden_size, c.intermediate_size}; }
 Shape experts_by_hidden(const ModelConfig& c) { return {c.num_experts, c.hidden_size}; }
-Shape expert_by_hidden(const ModelConfig& c) { return {c.expert_size, c.hidden_size}; }
-Shape hidden_by_expert(const ModelConfig& c) { return {c.hidden_size, c.expert_size}; }
+std::int64_t expert_input(const ModelConfig& c) { return c.expert_input_size > 0 ? c.expert_input_size : c.hidden_size; }
+Shape expert_by_hidden(const ModelConfig& c) { return {c.expert_size, expert_input(c)}; }
+Shape hidden_by_expert(const ModelConfig& c) { return {expert_input(c), c.expert_size}; }
+Shape narrow_by_hidden(const ModelConfig& c) { return {c.expert_input_size, c.hidden_size}; }
+Shape hidden_by_narrow(const ModelConfig& c) { return {c.hidden_size, c.expert_input_size}; }
 Shape heads(const ModelConfig& c) { return {c.num_heads}; }
 Shape experts(const ModelConfig& c) { return {c.num_experts}; }
 Shape pairs_by_hidden(const ModelConfig& c) { return {2 * c.expert_size, c.hidden_size}; }
@@ -74,7 +86,9 @@ Shape value_by_hidden(const ModelConfig& c) { return {c.linear.value_width(), c.
 Shape value_heads_by_hidden(const ModelConfig& c) { return {c.linear.num_value_heads, c.hidden_size}; }
 Shape taps(const ModelConfig& c) { return {c.linear.num_channels() * c.linear.num_taps}; }
 Shape value_heads(const ModelConfig& c) { return {c.linear.num_value_heads}; }
-Shape value_dim(const ModelConfig& c) { return {c.linear.value_dim}; }
+Shape value_norm(const ModelConfig& c) { return {c.linear.is_state_space ? c.linear.value_width() : c.linear.value_dim}; }
+Shape channels(const ModelConfig& c) { return {c.linear.num_channels()}; }
+Shape projected_by_hidden(const ModelConfig& c) { return {c.linear.projected_width(), c.hidden_size}; }
 Shape qkvz_by_hidden(const ModelConfig& c) { return {c.linear.num_channels() + c.linear.value_width(), c.hidden_size}; }
 Shape gates_by_hidden(const ModelConfig& c) { return {2 * c.linear.num_value_heads, c.hidden_size}; }
 Shape query_rank_by_hidden(const ModelConfig& c) { return {c.latent->query_rank, c.hidden_size}; }
@@ -123,8 +137,8 @@ constexpr std::array kRowsOfTable{
     Row{S::kO, B::kO, kInLayer, "self_attn.o_proj.weight", "attn_output.weight", shape::hidden_by_q, when::softmax, kShared},
     Row{S::kOBias, B::kOBias, kInLayer, "self_attn.o_proj.bias", "attn_output.bias", shape::hidden, when::out_bias, kShared},
     Row{S::kAttentionOutNorm, B::kAttentionOutNorm, kInLayer, "post_attention_layernorm.weight", "post_attention_norm.weight", shape::hidden, when::norm_after, kReplicated},
-    Row{S::kPostNorm, B::kPostNorm, kInLayer, "post_attention_layernorm.weight", "ffn_norm.weight", shape::hidden, when::norm_before, kReplicated},
-    Row{S::kGate, B::kGateUp, kInLayer, "mlp.gate_proj.weight", "ffn_gate.weight", shape::mlp_by_hidden, when::dense_split, kShared},
+    Row{S::kPostNorm, B::kPostNorm, kInLayer, "post_attention_layernorm.weight", "ffn_norm.weight", shape::hidden, when::mlp_norm_before, kReplicated},
+    Row{S::kGate, B::kGateUp, kInLayer, "mlp.gate_proj.weight", "ffn_gate.weight", shape::mlp_by_hidden, when::dense_gate, kShared},
     Row{S::kUp, B::kGateUp, kInLayer, "mlp.up_proj.weight", "ffn_up.weight", shape::mlp_by_hidden, when::dense_split, kShared},
     Row{S::kFusedGateUp, B::kGateUp, kInLayer, "mlp.gate_up_proj.weight", "ffn_up.weight", shape::mlps_by_hidden, when::fused, kShared},
     Row{S::kDown, B::kDown, kInLayer, "mlp.down_proj.weight", "ffn_down.weight", shape::hidden_by_mlp, when::dense, kShared},
@@ -132,11 +146,11 @@ constexpr std::array kRowsOfTable{
     Row{S::kFinalNorm, B::kFinalNorm, kAfter, "model.norm.weight", "output_norm.weight", shape::hidden, when::always, kReplicated},
     Row{S::kLmHead, B::kLmHead, kAfter, "lm_head.weight", "output.weight", shape::vocab_by_hidden, when::own_head, kReplicated},
     Row{S::kRouter, B::kRouter, kInLayer, "mlp.gate.weight", "ffn_gate_inp.weight", shape::experts_by_hidden, when::sparse, kReplicated},
-    Row{S::kExpertGate, B::kGateUp, kInExpert, "gate_proj.weight", "ffn_gate_exps.weight", shape::expert_by_hidden, when::sparse_apart, kShared},
+    Row{S::kExpertGate, B::kGateUp, kInExpert, "gate_proj.weight", "ffn_gate_exps.weight", shape::expert_by_hidden, when::sparse_gate, kShared},
     Row{S::kExpertUp, B::kGateUp, kInExpert, "up_proj.weight", "ffn_up_exps.weight", shape::expert_by_hidden, when::sparse_apart, kShared},
     Row{S::kExpertDown, B::kDown, kInExpert, "down_proj.weight", "ffn_down_exps.weight", shape::hidden_by_expert, when::sparse_apart, kShared},
     Row{S::kRouterBias, B::kRouterBias, kInLayer, "mlp.gate.e_score_correction_bias", "exp_probs_b.bias", shape::parts_by_experts, when::score_router, kReplicated},
-    Row{S::kSharedGate, B::kGateUp, kInLayer, "mlp.shared_experts.gate_proj.weight", "ffn_gate_shexp.weight", shape::shared_by_hidden, when::shared, kShared},
+    Row{S::kSharedGate, B::kGateUp, kInLayer, "mlp.shared_experts.gate_proj.weight", "ffn_gate_shexp.weight", shape::shared_by_hidden, when::shared_mlp_gate, kShared},
     Row{S::kSharedUp, B::kGateUp, kInLayer, "mlp.shared_experts.up_proj.weight", "ffn_up_shexp.weight", shape::shared_by_hidden, when::shared, kShared},
     Row{S::kSharedDown, B::kDown, kInLayer, "mlp.shared_experts.down_proj.weight", "ffn_down_shexp.weight", shape::hidden_by_shared, when::shared, kShared},
     Row{S::kSharedExpertGate, B::kSharedExpertGate, kInLayer, "mlp.shared_expert_gate.weight", "ffn_gate_inp_shexp.weight", shape::hidden, when::shared_gate, kReplicated},
@@ -149,7 +163,7 @@ constexpr std::array kRowsOfTable{
     Row{S::kLinearConv, B::kLinearConv, kInLayer, "linear_attn.conv1d.weight", "ssm_conv1d.weight", shape::taps, when::linear, kReplicated},
     Row{S::kDecayRate, B::kDecayRate, kInLayer, "linear_attn.A_log", "ssm_a", shape::value_heads, when::linear, kReplicated},
     Row{S::kDecayBias, B::kDecayBias, kInLayer, "linear_attn.dt_bias", "ssm_dt.bias", shape::value_heads, when::linear, kReplicated},
-    Row{S::kLinearNorm, B::kLinearNorm, kInLayer, "linear_attn.norm.weight", "ssm_norm.weight", shape::value_dim, when::linear, kReplicated},
+    Row{S::kLinearNorm, B::kLinearNorm, kInLayer, "linear_attn.norm.weight", "ssm_norm.weight", shape::value_norm, when::linear, kReplicated},
     Row{S::kLinearOut, B::kO, kInLayer, "linear_attn.out_proj.weight", "ssm_out.weight", shape::hidden_by_value, when::linear, kShared},
     Row{S::kSinks, B::kSinks, kInLayer, "self_attn.sinks", "attn_sinks.weight", shape::heads, when::sinks, kShared},
     Row{S::kRouterOffset, B::kRouterOffset, kInLayer, "mlp.router.bias", "ffn_gate_inp.bias", shape::experts, when::expert_bias, kReplicated},
@@ -164,11 +178,17 @@ constexpr std::array kRowsOfTable{
     Row{S::kQueryUp, B::kQueryUp, kInLayer, "self_attn.q_b_proj.weight", "attn_q_b.weight", shape::queries_by_rank, when::query_latent, kReplicated},
     Row{S::kKvLatentNorm, B::kKvLatentNorm, kInLayer, "self_attn.kv_a_layernorm.weight", "attn_kv_a_norm.weight", shape::kv_rank, when::latent, kReplicated},
     Row{S::kKvUp, B::kKvUp, kInLayer, "self_attn.kv_b_proj.weight", "attn_kv_b.weight", shape::kv_by_rank, when::latent, kReplicated},
+    Row{S::kStateIn, B::kQkv, kInLayer, "mixer.in_proj.weight", "ssm_in.weight", shape::projected_by_hidden, when::space, kReplicated},
+    Row{S::kConvBias, B::kConvBias, kInLayer, "mixer.conv1d.bias", "ssm_conv1d.bias", shape::channels, when::conv_bias, kReplicated},
+    Row{S::kSkip, B::kSkip, kInLayer, "mixer.D", "ssm_d", shape::value_heads, when::space, kReplicated},
+    Row{S::kExpertsIn, B::kExpertsIn, kInLayer, "mixer.fc1_latent_proj.weight", "ffn_latent_down.weight", shape::narrow_by_hidden, when::narrow_experts, kReplicated},
+    Row{S::kExpertsOut, B::kExpertsOut, kInLayer, "mixer.fc2_latent_proj.weight", "ffn_latent_up.weight", shape::hidden_by_narrow, when::narrow_experts, kReplicated},
 };
 // clang-format on
-static_assert(std::ranges::is_sorted(kRowsOfTable, {}, &Row::slot) && kRowsOfTable.size() == static_cast<std::size_t>(Slot::kKvUp) + 1,
+static_assert(std::ranges::is_sorted(kRowsOfTable, {}, &Row::slot) &&
+                  kRowsOfTable.size() == static_cast<std::size_t>(Slot::kExpertsOut) + 1,
               "one row per slot, in order");
-static_assert(kNumBlockKinds == static_cast<std::size_t>(Block::kKvUpLoraB) + 1);
+static_assert(kNumBlockKinds == static_cast<std::size_t>(Block::kExpertsOutLoraB) + 1);
 
 constexpr const Row& row_of(Slot slot) { return kRowsOfTable[static_cast<std::size_t>(slot)]; }
 
@@ -212,7 +232,46 @@ const char* token_choice_name(Slot slot) {
   }
 }
 
+/// Of models whose layers have one part each, behind the layer, and behind "backbone." outside of them; nullptr for other tensors.
+const char* single_part_name(Slot slot) {
+  switch (slot) {
+    case S::kEmbedding: return "embeddings.weight";
+    case S::kFinalNorm: return "norm_f.weight";
+    case S::kInputNorm:
+    case S::kPostNorm: return "norm.weight";
+    case S::kQ: return "mixer.q_proj.weight";
+    case S::kK: return "mixer.k_proj.weight";
+    case S::kV: return "mixer.v_proj.weight";
+    case S::kO: return "mixer.o_proj.weight";
+    case S::kUp: return "mixer.up_proj.weight";
+    case S::kDown: return "mixer.down_proj.weight";
+    case S::kRouter: return "mixer.gate.weight";
+    case S::kRouterBias: return "mixer.gate.e_score_correction_bias";
+    case S::kExpertUp: return "up_proj.weight";
+    case S::kExpertDown: return "down_proj.weight";
+    case S::kSharedUp: return "mixer.shared_experts.up_proj.weight";
+    case S::kSharedDown: return "mixer.shared_experts.down_proj.weight";
+    case S::kLinearConv: return "mixer.conv1d.weight";
+    case S::kDecayRate: return "mixer.A_log";
+    case S::kDecayBias: return "mixer.dt_bias";
+    case S::kLinearNorm: return "mixer.norm.weight";
+    case S::kLinearOut: return "mixer.out_proj.weight";
+    default: return nullptr;
+  }
+}
+
+/// In models whose layers have one part each.
+std::string name_of_part(Slot slot, std::int64_t layer, std::int64_t expert) {
+  if (slot == S::kLmHead) return row_of(slot).name;
+  const char* own = single_part_name(slot);
+  if (own == nullptr) own = row_of(slot).name;
+  if (layer < 0) return fmt::format("backbone.{}", own);
+  return expert >= 0 ? fmt::format("backbone.layers.{}.mixer.experts.{}.{}", layer, expert, own)
+                     : fmt::format("backbone.layers.{}.{}", layer, own);
+}
+
 std::string name_in(const ModelConfig& config, Slot slot, std::int64_t layer, std::int64_t expert) {
+  if (config.has_single_parts) return name_of_part(slot, layer, expert);
   const char* own = config.gates_shared_expert ? gated_shared_name(slot) : nullptr;
   if (config.norms_inputs && config.norms_outputs && own == nullptr)
     own = doubly_normed_name(slot, config.expert_names == ExpertNames::kTokenChoice);
@@ -274,6 +333,8 @@ std::optional<Block> lora_a_of(Block matrix) noexcept {
     case Block::kDown: return Block::kDownLoraA;
     case Block::kQueryUp: return Block::kQueryUpLoraA;
     case Block::kKvUp: return Block::kKvUpLoraA;
+    case Block::kExpertsIn: return Block::kExpertsInLoraA;
+    case Block::kExpertsOut: return Block::kExpertsOutLoraA;
     default: return std::nullopt;
   }
 }
@@ -285,6 +346,9 @@ std::optional<Block> lora_b_of(Slot slot) noexcept {
     case Slot::kKvDown: return Block::kKvDownLoraB;
     case Slot::kQueryUp: return Block::kQueryUpLoraB;
     case Slot::kKvUp: return Block::kKvUpLoraB;
+    case Slot::kStateIn: return Block::kStateInLoraB;
+    case Slot::kExpertsIn: return Block::kExpertsInLoraB;
+    case Slot::kExpertsOut: return Block::kExpertsOutLoraB;
     case Slot::kHeadGate: return Block::kHeadGateLoraB;
     case Slot::kK: return Block::kKLoraB;
     case Slot::kV: return Block::kVLoraB;
@@ -311,14 +375,14 @@ std::optional<Block> lora_b_of(Slot slot) noexcept {
   }
 }
 bool is_lora(Block block) noexcept { return block >= Block::kQkvLoraA; }
-bool is_lora_a(Block block) noexcept { return block >= Block::kQkvLoraA && block <= Block::kKvUpLoraA; }
+bool is_lora_a(Block block) noexcept { return block >= Block::kQkvLoraA && block <= Block::kExpertsOutLoraA; }
 
 namespace {
 
 /// The products of attention and MLPs, those of experts too, which are most of a model and of its time; not routers and small gates.
 bool is_layer_product(Block block) {
   return block == Block::kQkv || block == Block::kO || block == Block::kGateUp || block == Block::kDown || block == Block::kQueryUp ||
-         block == Block::kKvUp;
+         block == Block::kKvUp || block == Block::kExpertsIn || block == Block::kExpertsOut;
 }
 
 }  // namespace
@@ -383,6 +447,11 @@ void check_shards(const ModelConfig& config, int size) {
         ErrorCode::kNotImplemented,
         "{} devices cannot share the layers of this {} model, which has latent attention; one device (inference.parallel.tp = 1) is wanted",
         size, config.model_type);
+  if (config.has_single_parts)
+    fail(ErrorCode::kNotImplemented,
+         "{} devices cannot share the layers of this {} model, which have attention or an MLP and not both; one device "
+         "(inference.parallel.tp = 1) is wanted",
+         size, config.model_type);
   if (!config.linear.layers.empty())
     fail(ErrorCode::kNotImplemented,
          "{} devices cannot share the layers of this {} model: some have linear attention; one device "

@@ -77,6 +77,13 @@ enum class Slot : std::uint8_t {
   kQueryUp,
   kKvLatentNorm,
   kKvUp,
+  // Of layers of state spaces, beside some of those of linear attention.
+  kStateIn,
+  kConvBias,
+  kSkip,
+  // Of experts whose rows are narrower than the stream.
+  kExpertsIn,
+  kExpertsOut,
 };
 
 /// What ops compute with: one tensor, or several that share their columns and lie one below the other, so that one product serves all of
@@ -112,6 +119,10 @@ enum class Block : std::uint8_t {
   kQueryUp,
   kKvLatentNorm,
   kKvUp,
+  kConvBias,  ///< of kLinearConv
+  kSkip,
+  kExpertsIn,
+  kExpertsOut,
   // Low-rank adapters: A of the tensors of a block lie together, as their inputs are the same; each tensor has a B of its own.
   kQkvLoraA,
   kOLoraA,
@@ -119,6 +130,8 @@ enum class Block : std::uint8_t {
   kDownLoraA,
   kQueryUpLoraA,
   kKvUpLoraA,
+  kExpertsInLoraA,
+  kExpertsOutLoraA,
   kQLoraB,
   kKLoraB,
   kVLoraB,
@@ -137,8 +150,11 @@ enum class Block : std::uint8_t {
   kKvDownLoraB,
   kQueryUpLoraB,
   kKvUpLoraB,
+  kStateInLoraB,
+  kExpertsInLoraB,
+  kExpertsOutLoraB,
 };
-inline constexpr std::size_t kNumBlockKinds = 54;
+inline constexpr std::size_t kNumBlockKinds = 63;
 
 /// Elements [begin, end) of the array behind all masters, gradients or moments.
 struct ElementRange {

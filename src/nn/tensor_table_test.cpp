@@ -87,7 +87,7 @@ TEST(TensorTable, MastersLieInOneArrayVectorsFirst) {
 TEST(TensorTable, IsCountedWithoutBeingMade) {
   for (const char* family : {"llama",      "qwen2", "qwen3",       "qwen3_moe",   "glm4_moe",      "mistral",          "smollm3",
                              "mixtral",    "olmo2", "phi3",        "gpt_oss",     "qwen3_5_text",  "qwen3_5_moe_text", "qwen3_next",
-                             "minimax_m2", "afmoe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "gemma3_text"})
+                             "minimax_m2", "afmoe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "gemma3_text",      "nemotron_h"})
     for (const bool tied : {true, false}) {
       const ModelConfig config = config_of(family, tied);
       const TensorTablePtr table = make_tensor_table(config);

@@ -81,17 +81,19 @@ inline std::string to_string(const ActivationCheckpointing& c) {
 /// Sizes of a model for tests. The vocabulary of a wide one passes ops::kVocabChunk and no width of it is a power of two; the widths of
 /// an even one are those that a GPU's fused kernels like.
 enum class ModelSize { kSmall, kWide, kEven };
-inline constexpr std::string_view kEight = "_eight";  ///< behind the name of a family: with weights of 8 bits
+inline constexpr std::string_view kEight = "_eight";    ///< behind the name of a family: with weights of 8 bits
+inline constexpr std::string_view kNarrow = "_narrow";  ///< with experts between two matrices
 /// "mistral_window" and its like: with windows of so few keys that most tests' sequences are longer.
 inline InitModelOptions small_options(std::string family, ModelSize size = ModelSize::kSmall) {
-  if (family.ends_with(kEight)) family.resize(family.size() - kEight.size());
+  for (const std::string_view suffix : {kEight, kNarrow})
+    if (family.ends_with(suffix)) family.resize(family.size() - suffix.size());
   constexpr std::string_view kWindow = "_window";
   const bool is_wide = size == ModelSize::kWide, has_window = family.ends_with(kWindow);
   InitModelOptions o;
   o.family = has_window ? family.substr(0, family.size() - kWindow.size()) : family;
   o.sliding_window = has_window ? 6 : 0;
   // A gated norm would divide by outputs near 0, as those of first tokens are, and show rounding alone.
-  const bool has_linear_attention = family.starts_with("qwen3_5") || family == "qwen3_next";
+  const bool has_linear_attention = family.starts_with("qwen3_5") || family == "qwen3_next" || family == "nemotron_h";
   if (has_linear_attention) o.rms_norm_eps = 0.03;
   if (size == ModelSize::kEven) {
     o.vocab_size = 512;
@@ -116,12 +118,17 @@ inline InitModelOptions small_options(std::string family, ModelSize size = Model
   o.head_dim = is_wide ? 80 : 32;
   o.max_position = 512;
   if (has_linear_attention) o.head_dim = 64;  // of which it rotates a quarter
+  if (family == "nemotron_h") {
+    o.head_dim = is_wide ? 80 : 32;
+    o.num_layers = 5;
+  }
   return o;
 }
 
 inline ModelConfig small_config(const std::string& family, const InitModelOptions& options) {
   ModelConfig config = make_model_config(options);
   config.has_eight_bit_weights = family.ends_with(kEight);
+  if (family.ends_with(kNarrow)) config.expert_input_size = options.hidden_size / 2;
   return config;
 }
 

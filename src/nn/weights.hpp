@@ -73,6 +73,11 @@ struct Weights {
     return config.window_rope_theta && config.is_windowed(layer) ? window_rope : rope;
   }
   const Tensor& embedding_VH() const { return vector(Block::kEmbedding); }
+  /// The one that a layer's input, normed, is multiplied with.
+  const ops::LinearWeight& first_matrix(std::int64_t layer) const {
+    if (config.has_attention(layer)) return matrix(Block::kQkv, layer);
+    return matrix(config.is_sparse(layer) ? Block::kRouter : Block::kGateUp, layer);
+  }
   const ops::LinearWeight& lm_head() const { return matrix(Block::kLmHead); }
 };
 

@@ -269,7 +269,7 @@ bool mix_experts(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, ConstT
   const LinearWeight &gate_up = *experts.gate_up[0], &down = *experts.down[0];
   const std::int64_t num_shards = shared.group != nullptr ? shared.group->size() : 1;
   c.extent("H", gate_up.num_inputs(), "gate_up").extent("H", num_shards * down.num_outputs(), "down");
-  c.extent("F", num_shards * gate_up.num_outputs() / 2, "gate_up").extent("F", down.num_inputs(), "down");
+  c.extent("F", num_shards * gate_up.num_outputs() / (experts.is_squared ? 1 : 2), "gate_up").extent("F", down.num_inputs(), "down");
   c.extent("P", down.num_outputs(), "down");
   c.check("out", out_TH, "T P", gate_up.dtype()).check("x", x_TH, "T H", gate_up.dtype());
   c.check("ids", ids_TK, "T K", DType::kI32).check("weights", weights_TK, "T K", DType::kF32);
@@ -280,6 +280,8 @@ bool mix_experts(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, ConstT
     c.check("down biases", biased->down_V, "U", DType::kF32).extent("U", E * down.num_outputs(), "down");
     c.require(num_shards == 1, "experts with biases share no layers");
   }
+  c.require(!experts.is_squared || (num_shards == 1 && experts.biased == nullptr),
+            "experts without gates have no biases and share no layers");
   return x_TH.shape.num_elements() == 0 || ctx.table->mix_experts(ctx, out_TH, x_TH, ids_TK, weights_TK, experts, shared);
 }
 

@@ -118,17 +118,18 @@ struct BiasedExperts {
   ClampedGate gate;
   ConstTensorView gate_up_V, down_V;
 };
-/// The matrices of a layer's experts: [2F, H] and [H, F] of each, without biases.
+/// The matrices of a layer's experts: [2F, H] and [H, F] of each, without biases; [F, H] in place of the first where `is_squared`.
 struct ExpertMatrices {
   std::span<const LinearWeight*const> gate_up, down;
   const BiasedExperts* biased = nullptr;  ///< nullptr: experts without biases
+  bool is_squared = false;                ///< squared_relu() in place of SwiGLU
 };
 /// Whether mix_experts() takes these, whatever the routing.
 bool can_mix_experts(OpContext& ctx, std::int64_t num_tokens, std::int64_t num_active, const ExpertMatrices& experts);
 /// What follows route(), without the host, so that it can be recorded: out_TH = the sum over a token's experts of down (weight *
-/// swiglu(gate_up x)). The bits are those of place_rows, embedding, linear, swiglu_rows, linear and sum_rows, with clamped_swiglu and
-/// add_expert_biases where experts have biases; these share no layers. ids_TK and weights_TK contiguous. False, and nothing is done, unless
-/// can_mix_experts().
+/// swiglu(gate_up x)). The bits are those of place_rows, embedding, linear, swiglu_rows, linear and sum_rows, with squared_relu in place of
+/// swiglu_rows, or with clamped_swiglu and add_expert_biases where experts have biases; neither of these share layers. ids_TK and
+/// weights_TK contiguous. False, and nothing is done, unless can_mix_experts().
 ///
 /// `shared`: the matrices are this rank's part of the outputs of each, and out is of its part of H. All ranks make the same call, with a
 /// gather in it.

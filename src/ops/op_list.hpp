@@ -49,6 +49,8 @@
   PRL_OP(swiglu_backward)           \
   PRL_OP(geglu)                     \
   PRL_OP(geglu_backward)            \
+  PRL_OP(squared_relu)              \
+  PRL_OP(squared_relu_backward)     \
   PRL_OP(rope)                      \
   PRL_OP(layer_norm)                \
   PRL_OP(gelu)                      \
@@ -71,6 +73,8 @@
   PRL_OP(delta_rule_backward)       \
   PRL_OP(gated_head_norm)           \
   PRL_OP(gated_head_norm_backward)  \
+  PRL_OP(gated_group_norm)          \
+  PRL_OP(gated_group_norm_backward) \
   PRL_OP(drop_gates)                \
   PRL_OP(drop_gates_backward)       \
   PRL_OP(gate_heads)                \

@@ -109,15 +109,19 @@ void bench_decode(benchmark::State& state, DType dtype, std::int64_t Hq, std::in
          static_cast<double>(2 * sequences * length * Hkv * D) * static_cast<double>(size_of(dtype)));
 }
 
-/// `sequences` of `length` tokens each, with states in slots (decoding) or without.
-void bench_delta_rule(benchmark::State& state, DType dtype, std::int64_t length, std::int64_t sequences, bool has_slots, bool backward) {
-  constexpr std::int64_t kM = 16, kN = 32, kD = 128, kC = 2 * kM * kD + kN * kD;
+/// `sequences` of `length` tokens each, with states in slots (decoding) or without. Sizes of Qwen3-Next, and for state spaces of Nemotron 3
+/// Nano.
+void bench_delta_rule(benchmark::State& state, DType dtype, std::int64_t length, std::int64_t sequences, bool has_slots, bool backward,
+                      RuleKind kind) {
+  constexpr std::int64_t K = 128;
+  const bool is_space = kind == RuleKind::kStateSpace;
+  const std::int64_t M = is_space ? 8 : 16, N = is_space ? 64 : 32, D = is_space ? 64 : 128, C = 2 * M * K + N * D;
   const std::int64_t T = length * sequences;
-  Tensor qkv = random({T, kC}, dtype), b = random({T, kN}, dtype), a = random({T, kN}, dtype), rate = random({kN}, DType::kF32),
-         bias = random({kN}, DType::kF32), out = random({T, kN * kD}, dtype);
-  Tensor dqkv = random({T, kC}, dtype), db = random({T, kN}, dtype), da = random({T, kN}, dtype);
+  Tensor qkv = random({T, C}, dtype), b = random({T, N}, dtype), a = random({T, N}, dtype), rate = random({N}, DType::kF32),
+         bias = random({N}, DType::kF32), out = random({T, N * D}, dtype), skip = random({N}, DType::kF32);
+  Tensor dqkv = random({T, C}, dtype), db = random({T, N}, dtype), da = random({T, N}, dtype);
   Tensor states =
-      random({has_slots ? sequences : 1, delta_rule_state_size(context().runtime->device().kind, dtype, kM, kN, kD, kD)}, DType::kF32);
+      random({has_slots ? sequences : 1, delta_rule_state_size(context().runtime->device().kind, dtype, M, N, K, D, kind)}, DType::kF32);
   std::vector<std::int32_t> start = {0}, slots, begins;
   for (std::int64_t s = 0; s < sequences; ++s) {
     start.push_back(static_cast<std::int32_t>((s + 1) * length));
@@ -131,18 +135,24 @@ void bench_delta_rule(benchmark::State& state, DType dtype, std::int64_t length,
                      .a_TN = a,
                      .decay_rate_N = rate,
                      .decay_bias_N = bias,
-                     .num_key_heads = kM,
-                     .num_value_heads = kN,
-                     .key_dim = kD,
-                     .value_dim = kD};
+                     .num_key_heads = M,
+                     .num_value_heads = N,
+                     .key_dim = K,
+                     .value_dim = D,
+                     .kind = kind,
+                     .skip_N = skip};
   for (auto _ : state) {
     if (backward)
       delta_rule_backward(context(), {.dqkv_TC = dqkv, .db_TN = db, .da_TN = da}, out, in, rows);
     else
       delta_rule(context(), out, states, in, rows);
   }
-  // Forward: decay, two products with the state and its update.
-  report(state, (backward ? 25.0 : 7.0) * static_cast<double>(T * kN * kD * kD),
+  // Forward: decay, two products with the state and its update; of a state space one.
+  report(state,
+         (backward   ? 25.0
+          : is_space ? 5.0
+                     : 7.0) *
+             static_cast<double>(T * N * K * D),
          has_slots ? 2.0 * static_cast<double>(states.num_bytes()) : static_cast<double>(qkv.num_bytes() + out.num_bytes()));
 }
 
@@ -223,10 +233,13 @@ const bool kRegistered = [] {
         std::int64_t{512}, std::int64_t{32});
     add(fmt::format("decode/{}/0.6B/L4096x1", to_string(t)), bench_decode, t, std::int64_t{16}, std::int64_t{8}, std::int64_t{128},
         std::int64_t{4096}, std::int64_t{1});
-    for (const bool backward : {false, true})
-      add(fmt::format("delta_rule{}/{}/L2048x1", backward ? "_backward" : "", to_string(t)), bench_delta_rule, t, std::int64_t{2048},
-          std::int64_t{1}, false, backward);
-    add(fmt::format("delta_rule/{}/decode64", to_string(t)), bench_delta_rule, t, std::int64_t{1}, std::int64_t{64}, true, false);
+    for (const RuleKind kind : {RuleKind::kGatedDelta, RuleKind::kStateSpace}) {
+      const char* const name = kind == RuleKind::kStateSpace ? "state_space" : "delta_rule";
+      for (const bool backward : {false, true})
+        add(fmt::format("{}{}/{}/L2048x1", name, backward ? "_backward" : "", to_string(t)), bench_delta_rule, t, std::int64_t{2048},
+            std::int64_t{1}, false, backward, kind);
+      add(fmt::format("{}/{}/decode64", name, to_string(t)), bench_delta_rule, t, std::int64_t{1}, std::int64_t{64}, true, false, kind);
+    }
     add(fmt::format("rows/{}/T1024", to_string(t)), bench_rows, t, std::int64_t{1024});
   }
   add("sample/all/B32", bench_sample, std::int64_t{32}, 1.0f);

@@ -157,6 +157,30 @@ void geglu_backward(OpContext& ctx, TensorView dgate_up_T2F, ConstTensorView dou
   table_entry(ctx, ctx.table->geglu_backward, "geglu_backward")(ctx, dgate_up_T2F, dout_TF, gate_up_T2F);
 }
 
+namespace {
+void check_squared_relu(ShapeCheck& c, const ConstTensorView& rows_TF, const ConstTensorView& x_TF, const ConstTensorView& factors_T) {
+  c.check("rows", rows_TF, "T F").check("x", x_TF, "T F").floating("x", x_TF).same_dtype("rows", rows_TF.dtype, "x", x_TF.dtype);
+  if (factors_T.data != nullptr) c.check("factors", factors_T, "T", DType::kF32).contiguous("factors", factors_T);
+}
+}  // namespace
+
+void squared_relu(OpContext& ctx, TensorView out_TF, ConstTensorView x_TF, ConstTensorView factors_T) {
+  ShapeCheck c("squared_relu", ctx);
+  check_squared_relu(c, out_TF, x_TF, factors_T);
+  if (out_TF.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->squared_relu, "squared_relu")(ctx, out_TF, x_TF, factors_T);
+}
+
+void squared_relu_backward(OpContext& ctx, TensorView dx_TF, TensorView dfactors_T, ConstTensorView dout_TF, ConstTensorView x_TF,
+                           ConstTensorView factors_T) {
+  ShapeCheck c("squared_relu_backward", ctx);
+  check_squared_relu(c, dout_TF, x_TF, factors_T);
+  c.check("dx", dx_TF, "T F").same_dtype("dx", dx_TF.dtype, "x", x_TF.dtype);
+  if (factors_T.data != nullptr) c.check("dfactors", dfactors_T, "T", DType::kF32).contiguous("dfactors", dfactors_T);
+  if (dout_TF.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->squared_relu_backward, "squared_relu_backward")(ctx, dx_TF, dfactors_T, dout_TF, x_TF, factors_T);
+}
+
 void rope(OpContext& ctx, TensorView x_THD, std::int64_t token_stride, ConstTensorView positions_T, const RopeTable& table, bool inverse) {
   ShapeCheck c("rope", ctx);
   TensorView dense = x_THD;

@@ -54,6 +54,14 @@ void swiglu_backward(OpContext& ctx, TensorView dgate_up_T2F, ConstTensorView do
 void geglu(OpContext& ctx, TensorView out_TF, ConstTensorView gate_up_T2F);
 void geglu_backward(OpContext& ctx, TensorView dgate_up_T2F, ConstTensorView dout_TF, ConstTensorView gate_up_T2F);
 
+/// out_TF = max(x, 0)^2 (Nemotron-H), times the row's factor (fp32), before which it is rounded as if it were stored first; factors_T
+/// without data: without them.
+void squared_relu(OpContext& ctx, TensorView out_TF, ConstTensorView x_TF, ConstTensorView factors_T);
+/// Gradients of x and of the factors (fp32; no data where there are none), whose sums over F have one order that depends on F alone. dx may
+/// be dout, not x.
+void squared_relu_backward(OpContext& ctx, TensorView dx_TF, TensorView dfactors_T, ConstTensorView dout_TF, ConstTensorView x_TF,
+                           ConstTensorView factors_T);
+
 /// Rotary table: cos and sin of position * inverse frequency, fp32, [max_position, R/2] each, made once per model; R <= D elements of a
 /// head are rotated, its first ones.
 struct RopeTable {

@@ -32,6 +32,7 @@ nn::InitModelOptions sizes_of(const config::InitModelConfig& config) {
     case config::ModelFamily::kDeepseekV3: options.family = "deepseek_v3"; break;
     case config::ModelFamily::kGlm4MoeLite: options.family = "glm4_moe_lite"; break;
     case config::ModelFamily::kGemma3: options.family = "gemma3_text"; break;
+    case config::ModelFamily::kNemotronH: options.family = "nemotron_h"; break;
   }
   options.vocab_size = config.vocab_size;
   options.hidden_size = config.hidden_size;

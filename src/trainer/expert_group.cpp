@@ -59,6 +59,9 @@ void check_experts_divide(const nn::ModelConfig& model, int num_ranks) {
   if (model.clamped_swiglu)
     fail(ErrorCode::kNotImplemented, "model.ep: experts with biases, as this {} model has, are not divided among ranks; use 1",
          model.model_type);
+  if (model.has_squared_relu_mlps)
+    fail(ErrorCode::kNotImplemented, "model.ep: experts without gates, as this {} model has, are not divided among ranks; use 1",
+         model.model_type);
   if (model.num_experts < num_ranks)
     fail(ErrorCode::kInvalidArgument, "model.ep: {} ranks cannot divide {} experts; use fewer trainer ranks, or 1", num_ranks,
          model.num_experts);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Mixtral, MiniMax-M2, AFMoE, OLMo 2, Gemma 3, Phi-3, GPT-OSS, Qwen 3.5 and Qwen3-Next from nothing to RL in lock-step, with their files' own names of tensors and modules."""
+"""Mixtral, MiniMax-M2, AFMoE, OLMo 2, Gemma 3, Phi-3, GPT-OSS, Qwen 3.5, Qwen3-Next and Nemotron-H from nothing to RL in lock-step, with their files' own names of tensors and modules."""
 import json
 import os
 
@@ -40,7 +40,12 @@ FAMILIES = {
                    ["in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj", "shared_expert"],
                    ["self_attn.q_norm.weight", "mlp.gate.weight", "mlp.experts.5.up_proj.weight", "mlp.shared_expert.down_proj.weight",
                     "mlp.shared_expert_gate.weight"]),
+    # A layer of each kind: a state space, attention, experts and a dense MLP.
+    "nemotron_h": (["--num-layers", 4, "--num-experts", 6, "--num-experts-per-tok", 2, "--moe-intermediate-size", 32],
+                   ["in_proj", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "experts"],
+                   ["norm.weight", "mixer.gate.e_score_correction_bias", "mixer.experts.5.up_proj.weight", "mixer.shared_experts.down_proj.weight"]),
 }
+LAYERS = {"nemotron_h": "backbone.layers.2"}  # where those tensors are, of others "model.layers.1"
 MODEL_TYPES = {"qwen3_5": "qwen3_5_text", "gemma3": "gemma3_text"}
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
@@ -76,7 +81,7 @@ def test_fine_tuning_gives_the_weights_of_one_rank_in_files_of_the_family():
             saved = folder / f"one/weights/step_{STEPS}"
             names = set().union(*(names_in(path) for path in saved.glob("model*.safetensors")))
             check(names == names_in(folder / "model/model.safetensors"), f"{family}: other tensors than before: {names}")
-            check(names >= {f"model.layers.1.{tensor}" for tensor in tensors}, f"{family}: names of tensors: {sorted(names)}")
+            check(names >= {f"{LAYERS.get(family, 'model.layers.1')}.{tensor}" for tensor in tensors}, f"{family}: names of tensors: {sorted(names)}")
             check(json.loads((saved / "config.json").read_text())["model_type"] == MODEL_TYPES.get(family, family), f"{family}: another config.json")
 
 
@@ -100,7 +105,7 @@ def test_adapters_have_the_names_of_the_familys_modules():
             merged = fine_tune(folder, "one", *lora("model", family, "--ckpt.weights.save-adapter-separately", "--optim.lr", "2e-2", "--compute.dtype", "float32"))
             adapter = next((folder / "one").rglob("adapter_model.safetensors"))
             config = json.loads((adapter.parent / "adapter_config.json").read_text())
-            if family not in ("mixtral", "minimax_m2", "qwen3_next", "afmoe", "deepseek_v3"):  # whose experts are named one by one, and so is the shared one
+            if family not in ("mixtral", "minimax_m2", "qwen3_next", "afmoe", "deepseek_v3", "nemotron_h"):  # whose experts are named one by one, and so is the shared one
                 check(sorted(config["target_modules"]) == sorted(targets), f"{family}: {config['target_modules']}")
             prl("convert", folder / "model", folder / "merged", "--adapter", adapter.parent, "--dtype", "float32")
             check(harness.tensor_digest(folder / "merged") == merged, f"{family}: merged by convert, other weights than the trainer's")
@@ -110,7 +115,7 @@ def test_adapters_have_the_names_of_the_familys_modules():
 
 
 def test_layers_that_cannot_be_shared_are_refused():
-    for family in ("olmo2", "phi3", "qwen3_5", "gpt_oss", "qwen3_next", "minimax_m2", "afmoe", "deepseek_v3", "gemma3"):
+    for family in ("olmo2", "phi3", "qwen3_5", "gpt_oss", "qwen3_next", "minimax_m2", "afmoe", "deepseek_v3", "gemma3", "nemotron_h"):
         with harness.workspace(f"family-shared-{family}") as folder:
             prepare(folder, family)
             said = "".join(prl("inference", "--model.name", folder / "model", "--parallel.tp", 2, "--compute.device", "cpu", "--server.port",

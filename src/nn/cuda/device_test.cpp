@@ -232,7 +232,9 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"deepseek_v3", DType::kF32, ModelSize::kSmall}, Case{"deepseek_v3", DType::kBF16, ModelSize::kEven},
                       Case{"gemma3_text_window", DType::kBF16, ModelSize::kSmall}, Case{"gemma3_text", DType::kF32, ModelSize::kSmall},
                       Case{"gemma3_text_window", DType::kBF16, ModelSize::kEven}, Case{"qwen3_eight", DType::kBF16, ModelSize::kEven},
-                      Case{"qwen3_eight", DType::kF32, ModelSize::kSmall}, Case{"qwen3_moe_eight", DType::kBF16, ModelSize::kSmall}));
+                      Case{"qwen3_eight", DType::kF32, ModelSize::kSmall}, Case{"qwen3_moe_eight", DType::kBF16, ModelSize::kSmall},
+                      Case{"nemotron_h", DType::kBF16, ModelSize::kSmall}, Case{"nemotron_h", DType::kF32, ModelSize::kSmall},
+                      Case{"nemotron_h", DType::kBF16, ModelSize::kEven}, Case{"nemotron_h_narrow", DType::kBF16, ModelSize::kSmall}));
 
 }  // namespace
 }  // namespace prl::nn

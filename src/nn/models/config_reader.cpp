@@ -81,6 +81,11 @@ std::vector<double> ConfigReader::numbers(std::string_view key, double min, doub
   std::vector<double> out;
   for (const json::value& item : value->get_array()) {
     json::error_code error;
+    // As transformers 5 writes it.
+    if (item == json::value{{"__float__", "Infinity"}} && max == std::numeric_limits<double>::infinity()) {
+      out.push_back(max);
+      continue;
+    }
     out.push_back(item.is_number() ? item.to_number<double>(error) : std::numeric_limits<double>::quiet_NaN());
     if (error.failed() || !(out.back() >= min && out.back() <= max)) bad(key, wanted, &item);
   }

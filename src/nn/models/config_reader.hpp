@@ -28,7 +28,7 @@ class ConfigReader {
   std::string string(std::string_view key, std::string_view fallback) const;
   /// One id or a list of ids, or of what `wanted` says; empty if absent.
   std::vector<std::int32_t> ids(std::string_view key, std::string_view wanted = "a token id or a list of them") const;
-  /// A list of numbers in [min, max]; absent: an error.
+  /// A list of numbers in [min, max], which may be infinity; absent: an error.
   std::vector<double> numbers(std::string_view key, double min, double max) const;
   /// nullopt if absent.
   std::optional<ConfigReader> object(std::string_view key) const;

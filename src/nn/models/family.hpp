@@ -33,6 +33,7 @@ struct Family {
   std::int64_t num_kv_heads = 0;               ///< 0: as many as heads, which null always means
   std::int64_t num_heads = 0, vocab_size = 0;  ///< 0: the key is wanted
   double window_rope_theta = 0;                ///< of `rope_local_base_freq`, of which no other family takes any; 0: that of full attention
+  std::string_view norm_eps_key = "rms_norm_eps";
   std::string_view activation_key = "hidden_act", activation = "silu";  ///< and what it has to be
   // What config.json may ask for:
   bool rotates_parts = false;             ///< a partial_rotary_factor other than 1
@@ -43,7 +44,9 @@ struct Family {
   bool drops_mtp = false;                 ///< tensors "mtp.*" for multi-token prediction, which files may hold, are left out
   bool has_dense_mlps = true;             ///< `intermediate_size` says their width; else all layers have experts
   bool has_latent_attention = false;      ///< keys have as many heads as queries
-  bool has_mxfp4 = false;                 ///< experts in blocks of 4-bit numbers, which are read as what they stand for
+  /// Of families whose config.json says the number of layers by what each of them is; nullptr: by `num_hidden_layers`.
+  std::int64_t (*count_layers)(const ConfigReader& reader) = nullptr;
+  bool has_mxfp4 = false;  ///< experts in blocks of 4-bit numbers, which are read as what they stand for
 };
 
 /// All families of this build.
@@ -147,5 +150,6 @@ extern const Family kDeepseekV2Family;
 extern const Family kDeepseekV3Family;
 extern const Family kKimiK2Family;
 extern const Family kGlm4MoeLiteFamily;
+extern const Family kNemotronHFamily;
 
 }  // namespace prl::nn

@@ -6,11 +6,11 @@
 
 namespace prl::nn {
 namespace {
-const std::array<const Family*, 22> kFamilies{
-    &kLlamaFamily,      &kQwen2Family,     &kQwen3Family,       &kQwen3MoeFamily,  &kGlm4MoeFamily, &kMistralFamily,
-    &kSmolLm3Family,    &kMixtralFamily,   &kOlmo2Family,       &kOlmo3Family,     &kPhi3Family,    &kQwen35Family,
-    &kGptOssFamily,     &kQwen35MoeFamily, &kQwen3NextFamily,   &kMiniMaxM2Family, &kAfmoeFamily,   &kDeepseekV2Family,
-    &kDeepseekV3Family, &kKimiK2Family,    &kGlm4MoeLiteFamily, &kGemma3Family};
+const std::array<const Family*, 23> kFamilies{
+    &kLlamaFamily,      &kQwen2Family,     &kQwen3Family,       &kQwen3MoeFamily,  &kGlm4MoeFamily,  &kMistralFamily,
+    &kSmolLm3Family,    &kMixtralFamily,   &kOlmo2Family,       &kOlmo3Family,     &kPhi3Family,     &kQwen35Family,
+    &kGptOssFamily,     &kQwen35MoeFamily, &kQwen3NextFamily,   &kMiniMaxM2Family, &kAfmoeFamily,    &kDeepseekV2Family,
+    &kDeepseekV3Family, &kKimiK2Family,    &kGlm4MoeLiteFamily, &kGemma3Family,    &kNemotronHFamily};
 }  // namespace
 
 std::span<const Family* const> families() noexcept { return kFamilies; }

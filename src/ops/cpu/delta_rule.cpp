@@ -84,7 +84,7 @@ void keep_inputs(const TensorView& state, const ConstTensorView& x, const StateR
 }  // namespace
 
 void causal_conv(OpContext& ctx, TensorView y_TC, ConstTensorView x_TC, ConstTensorView weight_CW, TensorView state_SWC,
-                 const StateRows& rows) {
+                 const StateRows& rows, ConstTensorView bias_C) {
   const std::int64_t T = x_TC.shape[0], C = x_TC.shape[1], W = weight_CW.shape[1], stride = rounded_floats(C);
   const TapRows taps{static_cast<float*>(ctx.workspace->require(static_cast<std::size_t>(W * stride) * sizeof(float))), stride};
   write_tap_rows(taps, weight_CW);
@@ -96,25 +96,27 @@ void causal_conv(OpContext& ctx, TensorView y_TC, ConstTensorView x_TC, ConstTen
       const void* inputs[kMaxConvTaps];
       for (std::int64_t w = 0; w < W; ++w)
         inputs[w] = conv_input(x_TC, state_SWC, rows, s, t - rows.start_S[static_cast<std::size_t>(s)] - (W - 1) + w);
-      k.conv_row(row_bytes(y_TC, t), inputs, taps.data, stride, static_cast<int>(W), C, x_TC.dtype);
+      k.conv_row(row_bytes(y_TC, t), inputs, taps.data, stride, static_cast<int>(W), bias_C.as<float>(), C, x_TC.dtype);
     }
   });
   if (!rows.slot_S.empty()) parallel(ctx, num_sequences(rows), [&](std::int64_t s) { keep_inputs(state_SWC, x_TC, rows, s); });
 }
 
 void causal_conv_backward(OpContext& ctx, TensorView dx_TC, TensorView dweight_CW, ConstTensorView dy_TC, ConstTensorView x_TC,
-                          ConstTensorView weight_CW, const StateRows& rows) {
+                          ConstTensorView weight_CW, const StateRows& rows, ConstTensorView bias_C, TensorView dbias_C) {
   const std::int64_t C = x_TC.shape[1], W = weight_CW.shape[1], stride = rounded_floats(C);
   FloatCarver count(nullptr);
-  count.take(W * stride), count.take(W * stride);
+  count.take(W * stride), count.take(W * stride), count.take(stride);
   FloatCarver carve(ctx.workspace->require(count.num_bytes()));
   const TapRows taps{carve.take(W * stride), stride}, sums{carve.take(W * stride), stride};
+  float* const bias_sums = carve.take(stride);
   write_tap_rows(taps, weight_CW);
   const Kernels& k = kernels(ctx);
   // A task owns columns, so that sequences are added in order.
   parallel(ctx, ceil_div(C, kConvCols), [&](std::int64_t i) {
     const std::int64_t col = i * kConvCols, cols = std::min<std::int64_t>(kConvCols, C - col);
     for (std::int64_t w = 0; w < W; ++w) std::fill_n(sums.data + w * stride + col, cols, 0.0f);
+    std::fill_n(bias_sums + col, cols, 0.0f);
     for (std::int64_t s = 0; s < num_sequences(rows); ++s) {
       const SequenceRows r = rows_of_sequence(rows, s);
       k.conv_backward({.dx = row_bytes(dx_TC, r.begin, col),
@@ -126,13 +128,17 @@ void causal_conv_backward(OpContext& ctx, TensorView dx_TC, TensorView dweight_C
                        .weight_stride = stride,
                        .weight = taps.data + col,
                        .dweight = sums.data + col,
+                       .bias = bias_C.data != nullptr ? bias_C.as<float>() + col : nullptr,
+                       .dbias = bias_sums + col,
                        .num_tokens = r.count,
                        .num_cols = cols,
                        .num_taps = static_cast<int>(W),
                        .dtype = x_TC.dtype});
     }
-    for (std::int64_t c = col; c < col + cols; ++c)
+    for (std::int64_t c = col; c < col + cols; ++c) {
       for (std::int64_t w = 0; w < W; ++w) dweight_CW.as<float>()[c * W + w] += sums.data[w * stride + c];
+      if (bias_C.data != nullptr) dbias_C.as<float>()[c] += bias_sums[c];
+    }
   });
 }
 
@@ -140,7 +146,7 @@ namespace {
 
 /// Sizes of a call, and where its heads lie in a row.
 struct RuleSizes {
-  std::int64_t T, S, M, N, K, D, group;
+  std::int64_t T, S, M, N, K, D, group, first_query, first_key, first_value;
   RuleSizes(const DeltaRule& in, const StateRows& rows)
       : T(in.qkv_TC.shape[0]),
         S(num_sequences(rows)),
@@ -148,10 +154,13 @@ struct RuleSizes {
         N(in.num_value_heads),
         K(in.key_dim),
         D(in.value_dim),
-        group(N / M) {}
-  std::int64_t q_col(std::int64_t m) const { return m * K; }
-  std::int64_t k_col(std::int64_t m) const { return (M + m) * K; }
-  std::int64_t v_col(std::int64_t n) const { return 2 * M * K + n * D; }
+        group(N / M),
+        first_query(in.first_query()),
+        first_key(in.first_key()),
+        first_value(in.first_value()) {}
+  std::int64_t q_col(std::int64_t m) const { return first_query + m * K; }
+  std::int64_t k_col(std::int64_t m) const { return first_key + m * K; }
+  std::int64_t v_col(std::int64_t n) const { return first_value + n * D; }
   std::int64_t state_size() const { return K * D; }
   float query_scale() const { return 1.0f / std::sqrt(static_cast<float>(K)); }
 };
@@ -163,8 +172,12 @@ void write_gates(OpContext& ctx, const DeltaRule& in, const RuleSizes& z, GateRo
   const Kernels& k = kernels(ctx);
   parallel_rows(ctx, z.T, 32 * z.N, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t)
-      k.delta_gates(gates.decay_TN + t * z.N, gates.beta_TN + t * z.N, row_bytes(in.a_TN, t), row_bytes(in.b_TN, t),
-                    in.decay_rate_N.as<float>(), in.decay_bias_N.as<float>(), z.N, in.a_TN.dtype);
+      if (in.is_state_space())
+        k.state_gates(gates.decay_TN + t * z.N, gates.beta_TN + t * z.N, row_bytes(in.a_TN, t), in.decay_rate_N.as<float>(),
+                      in.decay_bias_N.as<float>(), {in.min_step, in.max_step}, z.N, in.a_TN.dtype);
+      else
+        k.delta_gates(gates.decay_TN + t * z.N, gates.beta_TN + t * z.N, row_bytes(in.a_TN, t), row_bytes(in.b_TN, t),
+                      in.decay_rate_N.as<float>(), in.decay_bias_N.as<float>(), z.N, in.a_TN.dtype);
   });
 }
 
@@ -172,6 +185,11 @@ void write_gates(OpContext& ctx, const DeltaRule& in, const RuleSizes& z, GateRo
 void write_units(const Kernels& kernels, const DeltaRule& in, const RuleSizes& z, std::int64_t m, std::int64_t first, std::int64_t count,
                  float* q, float* k) {
   for (std::int64_t t = 0; t < count; ++t) {
+    if (in.is_state_space()) {
+      kernels.cast(q + t * z.K, DType::kF32, row_bytes(in.qkv_TC, first + t, z.q_col(m)), in.qkv_TC.dtype, z.K);
+      kernels.cast(k + t * z.K, DType::kF32, row_bytes(in.qkv_TC, first + t, z.k_col(m)), in.qkv_TC.dtype, z.K);
+      continue;
+    }
     kernels.unit_row(q + t * z.K, row_bytes(in.qkv_TC, first + t, z.q_col(m)), z.query_scale(), z.K, in.qkv_TC.dtype);
     kernels.unit_row(k + t * z.K, row_bytes(in.qkv_TC, first + t, z.k_col(m)), 1.0f, z.K, in.qkv_TC.dtype);
   }
@@ -207,7 +225,9 @@ DeltaTile tile_of(const DeltaRule& in, const RuleSizes& z, const GateRows& gates
           .gate_stride = z.N,
           .v = row_bytes(in.qkv_TC, first, z.v_col(n)),
           .v_stride = in.qkv_TC.row_stride,
-          .dtype = in.qkv_TC.dtype};
+          .dtype = in.qkv_TC.dtype,
+          .is_state_space = in.is_state_space(),
+          .skip = in.is_state_space() ? in.skip_N.as<float>()[n] : 0.0f};
 }
 DeltaTile columns_of(DeltaTile a, std::int64_t col, std::int64_t cols, float* state, std::int64_t state_stride) {
   a.num_cols = static_cast<int>(cols);
@@ -276,7 +296,7 @@ struct RuleBackwardScratch {
 };
 
 struct GateGradRows {
-  float *dbeta_TN, *dlog_decay_TN;
+  float *dbeta_TN, *dlog_decay_TN, *dskip_TN;  ///< dskip_TN: of a state space
 };
 
 /// One piece of one key head's heads: gradients of values, and += those of its scaled queries and keys and of the gates.
@@ -298,6 +318,7 @@ void run_piece_backward(const Kernels& k, const TensorView& dqkv, const ConstTen
                              .dk = scratch.dk,
                              .dbeta = dgates.dbeta_TN + first * z.N + n,
                              .dlog_decay = dgates.dlog_decay_TN + first * z.N + n,
+                             .dskip = dgates.dskip_TN + first * z.N + n,
                              .states = scratch.states,
                              .deltas = scratch.deltas});
     });
@@ -331,6 +352,11 @@ void run_rule_backward(OpContext& ctx, const DeltaRuleGrads& grads, const ConstT
     std::fill_n(scratch.dk, count * z.K, 0.0f);
     run_piece_backward(k, grads.dqkv_TC, dout, in, z, gates, dgates, m, first, count, scratch.starts + p * size, scratch);
     for (std::int64_t t = 0; t < count; ++t) {
+      if (in.is_state_space()) {
+        k.cast(row_bytes(grads.dqkv_TC, first + t, z.q_col(m)), in.qkv_TC.dtype, scratch.dq + t * z.K, DType::kF32, z.K);
+        k.cast(row_bytes(grads.dqkv_TC, first + t, z.k_col(m)), in.qkv_TC.dtype, scratch.dk + t * z.K, DType::kF32, z.K);
+        continue;
+      }
       k.unit_row_backward(row_bytes(grads.dqkv_TC, first + t, z.q_col(m)), row_bytes(in.qkv_TC, first + t, z.q_col(m)),
                           scratch.dq + t * z.K, z.query_scale(), z.K, in.qkv_TC.dtype);
       k.unit_row_backward(row_bytes(grads.dqkv_TC, first + t, z.k_col(m)), row_bytes(in.qkv_TC, first + t, z.k_col(m)),
@@ -339,33 +365,44 @@ void run_rule_backward(OpContext& ctx, const DeltaRuleGrads& grads, const ConstT
   }
 }
 
+/// Numbers of each value head that are parameters.
+constexpr std::int64_t kRuleParameters = 3;
+
 /// From the gradients of beta and of the logarithm of the decay to those of b and a, and the sums over a sequence of those of the
 /// parameters.
 void run_gates_backward(OpContext& ctx, const DeltaRuleGrads& grads, const DeltaRule& in, const StateRows& rows, const RuleSizes& z,
-                        const GateGradRows& dgates, float* sums_S2N) {
+                        const GateGradRows& dgates, float* sums_S3N) {
   const Kernels& k = kernels(ctx);
   parallel(ctx, z.S, [&](std::int64_t s) {
-    float* sums = sums_S2N + s * 2 * z.N;
-    std::fill_n(sums, 2 * z.N, 0.0f);
+    float* sums = sums_S3N + s * kRuleParameters * z.N;
+    std::fill_n(sums, kRuleParameters * z.N, 0.0f);
     const SequenceRows r = rows_of_sequence(rows, s);
-    for (std::int64_t t = r.begin; t < r.begin + r.count; ++t)
-      k.delta_gates_backward({.db = row_bytes(grads.db_TN, t),
-                              .da = row_bytes(grads.da_TN, t),
+    for (std::int64_t t = r.begin; t < r.begin + r.count; ++t) {
+      DeltaGatesGrad of_token{.da = row_bytes(grads.da_TN, t),
                               .drate = sums,
                               .dbias = sums + z.N,
                               .dbeta = dgates.dbeta_TN + t * z.N,
                               .dlog_decay = dgates.dlog_decay_TN + t * z.N,
-                              .b = row_bytes(in.b_TN, t),
                               .a = row_bytes(in.a_TN, t),
                               .rate = in.decay_rate_N.as<float>(),
-                              .bias = in.decay_bias_N.as<float>()},
-                             z.N, in.a_TN.dtype);
+                              .bias = in.decay_bias_N.as<float>()};
+      if (in.is_state_space()) {
+        k.state_gates_backward(of_token, {in.min_step, in.max_step}, z.N, in.a_TN.dtype);
+        k.accumulate(sums + 2 * z.N, dgates.dskip_TN + t * z.N, z.N, DType::kF32);
+        continue;
+      }
+      of_token.db = row_bytes(grads.db_TN, t);
+      of_token.b = row_bytes(in.b_TN, t);
+      k.delta_gates_backward(of_token, z.N, in.a_TN.dtype);
+    }
   });
   if (grads.ddecay_rate_N.data == nullptr) return;
   for (std::int64_t s = 0; s < z.S; ++s)
     for (std::int64_t n = 0; n < z.N; ++n) {
-      grads.ddecay_rate_N.as<float>()[n] += sums_S2N[s * 2 * z.N + n];
-      grads.ddecay_bias_N.as<float>()[n] += sums_S2N[s * 2 * z.N + z.N + n];
+      const float* const sums = sums_S3N + s * kRuleParameters * z.N + n;
+      grads.ddecay_rate_N.as<float>()[n] += sums[0];
+      grads.ddecay_bias_N.as<float>()[n] += sums[z.N];
+      if (in.is_state_space()) grads.dskip_N.as<float>()[n] += sums[2 * z.N];
     }
 }
 
@@ -421,8 +458,8 @@ void delta_rule_backward(OpContext& ctx, const DeltaRuleGrads& grads, ConstTenso
   };
   const auto carve_all = [&](FloatCarver& c) {
     const GateRows gates{c.take(z.T * z.N), c.take(z.T * z.N)};
-    const GateGradRows dgates{c.take(z.T * z.N), c.take(z.T * z.N)};
-    float* sums = c.take(z.S * 2 * z.N);
+    const GateGradRows dgates{c.take(z.T * z.N), c.take(z.T * z.N), in.is_state_space() ? c.take(z.T * z.N) : nullptr};
+    float* sums = c.take(z.S * kRuleParameters * z.N);
     return Memory{gates, dgates, sums, {c, slots, [&](FloatCarver& one) { RuleBackwardScratch(one, k, z, longest); }}};
   };
   FloatCarver count(nullptr);
@@ -432,6 +469,7 @@ void delta_rule_backward(OpContext& ctx, const DeltaRuleGrads& grads, ConstTenso
   write_gates(ctx, in, z, memory.gates);
   std::fill_n(memory.dgates.dbeta_TN, z.T * z.N, 0.0f);
   std::fill_n(memory.dgates.dlog_decay_TN, z.T * z.N, 0.0f);
+  if (in.is_state_space()) std::fill_n(memory.dgates.dskip_TN, z.T * z.N, 0.0f);
   parallel_slots(ctx, z.S * z.M, [&](std::int64_t i, std::int64_t slot) {
     FloatCarver own(memory.scratch.at(slot));
     run_rule_backward(ctx, grads, dout_TV, in, rows, z, memory.gates, memory.dgates, i / z.M, i % z.M,
@@ -472,6 +510,41 @@ void gated_head_norm_backward(OpContext& ctx, TensorView dx_TV, TensorView dgate
                               D, x_TV.dtype);
   });
   for (std::int64_t b = 0; b < blocks; ++b) k.accumulate(dw_D.as<float>(), partial + b * stride, D, DType::kF32);
+}
+
+void gated_group_norm(OpContext& ctx, TensorView y_TV, ConstTensorView x_TV, ConstTensorView gate_TV, ConstTensorView w_V,
+                      std::int64_t num_groups, float eps) {
+  const std::int64_t V = w_V.shape[0], D = V / num_groups;
+  const Kernels& k = kernels(ctx);
+  parallel_rows(ctx, x_TV.shape.num_rows(), 12 * V, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t)
+      for (std::int64_t c = 0; c < V; c += D)
+        k.gated_group_norm(row_bytes(y_TV, t, c), row_bytes(x_TV, t, c), row_bytes(gate_TV, t, c), w_V.as<float>() + c, D, eps, x_TV.dtype);
+  });
+}
+
+void gated_group_norm_backward(OpContext& ctx, TensorView dx_TV, TensorView dgate_TV, TensorView dw_V, ConstTensorView dy_TV,
+                               ConstTensorView x_TV, ConstTensorView gate_TV, ConstTensorView w_V, std::int64_t num_groups, float eps) {
+  const std::int64_t V = w_V.shape[0], D = V / num_groups, T = x_TV.shape.num_rows();
+  const std::int64_t blocks = ceil_div(T, kGateNormRows), stride = rounded_floats(V);
+  auto* partial = static_cast<float*>(ctx.workspace->require(static_cast<std::size_t>(blocks * stride) * sizeof(float)));
+  const Kernels& k = kernels(ctx);
+  parallel(ctx, blocks, [&](std::int64_t b) {
+    float* dw = partial + b * stride;
+    std::fill_n(dw, V, 0.0f);
+    for (std::int64_t t = b * kGateNormRows; t < std::min(T, (b + 1) * kGateNormRows); ++t)
+      for (std::int64_t c = 0; c < V; c += D)
+        k.gated_group_norm_backward({.dx = row_bytes(dx_TV, t, c),
+                                     .dgate = row_bytes(dgate_TV, t, c),
+                                     .dw = dw + c,
+                                     .dy = row_bytes(dy_TV, t, c),
+                                     .x = row_bytes(x_TV, t, c),
+                                     .gate = row_bytes(gate_TV, t, c),
+                                     .w = w_V.as<float>() + c,
+                                     .eps = eps},
+                                    D, x_TV.dtype);
+  });
+  for (std::int64_t b = 0; b < blocks; ++b) k.accumulate(dw_V.as<float>(), partial + b * stride, V, DType::kF32);
 }
 
 namespace {

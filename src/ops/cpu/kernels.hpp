@@ -145,6 +145,8 @@ struct DeltaTile {
   float* state = nullptr;  ///< [key_dim, num_cols]
   std::int64_t state_stride = 0;
   DType dtype = DType::kF32;
+  bool is_state_space = false;  ///< nothing is taken from v: RuleKind::kStateSpace
+  float skip = 0.0f;            ///< then: what of v comes to `out`
 };
 /// Its gradients. `forward.state` is the state before these tokens and stays as it is.
 struct DeltaBackwardTile {
@@ -155,6 +157,7 @@ struct DeltaBackwardTile {
   float* dstate = nullptr;                        ///< [key_dim, num_cols], dense: behind these tokens, then before them
   float *dq = nullptr, *dk = nullptr;             ///< [num_tokens, key_dim], +=
   float *dbeta = nullptr, *dlog_decay = nullptr;  ///< +=
+  float* dskip = nullptr;                         ///< +=; wanted of a state space
   float* states = nullptr;                        ///< scratch [num_tokens, key_dim, num_cols]
   float* deltas = nullptr;                        ///< scratch [num_tokens, 2, num_cols]
 };
@@ -165,6 +168,10 @@ struct DeltaGatesGrad {
   const float *dbeta = nullptr, *dlog_decay = nullptr;
   const void *b = nullptr, *a = nullptr;
   const float *rate = nullptr, *bias = nullptr;
+};
+/// Limits of the steps of a state space.
+struct StepLimits {
+  float min = 0.0f, max = 0.0f;
 };
 
 inline constexpr int kMaxConvTaps = 8;
@@ -177,6 +184,8 @@ struct ConvBackward {
   std::int64_t dx_stride = 0, dy_stride = 0, x_stride = 0, weight_stride = 0;
   const float* weight = nullptr;  ///< [num_taps, weight_stride]
   float* dweight = nullptr;       ///< alike, +=
+  const float* bias = nullptr;    ///< [num_cols]; nullptr: 0
+  float* dbias = nullptr;         ///< +=; wanted with a bias
   std::int64_t num_tokens = 0, num_cols = 0;
   int num_taps = 0;
   DType dtype = DType::kF32;
@@ -229,6 +238,8 @@ struct Kernels {
   void (*swiglu_backward)(void* dgate, void* dup, const void* dout, const void* gate, const void* up, std::int64_t n, DType) = nullptr;
   void (*geglu)(void* out, const void* gate, const void* up, std::int64_t n, DType) = nullptr;
   void (*geglu_backward)(void* dgate, void* dup, const void* dout, const void* gate, const void* up, std::int64_t n, DType) = nullptr;
+  void (*squared_relu)(void* out, const void* x, std::int64_t n, DType) = nullptr;
+  void (*squared_relu_backward)(void* dx, const void* dout, const void* x, std::int64_t n, DType) = nullptr;
   /// Of gates and ups in fp32, as ops::ClampedGate says.
   void (*clamped_swiglu)(void* out, const float* gate, const float* up, std::int64_t n, float alpha, float limit, DType) = nullptr;
   /// In place: gate and up become their gradients.
@@ -258,16 +269,24 @@ struct Kernels {
   void (*delta_gates)(float* decay, float* beta, const void* a, const void* b, const float* rate, const float* bias, std::int64_t n,
                       DType) = nullptr;
   void (*delta_gates_backward)(const DeltaGatesGrad&, std::int64_t n, DType) = nullptr;
+  /// step[n] = softplus(a + bias) within the limits, decay[n] = exp(-exp(rate) * step).
+  void (*state_gates)(float* decay, float* step, const void* a, const float* rate, const float* bias, const StepLimits&, std::int64_t n,
+                      DType) = nullptr;
+  /// Of the steps' gradients, which are `dbeta`, without a b.
+  void (*state_gates_backward)(const DeltaGatesGrad&, const StepLimits&, std::int64_t n, DType) = nullptr;
   /// out[n] = factor * x / sqrt(sum x^2 + 1e-6).
   void (*unit_row)(float* out, const void* x, float factor, std::int64_t n, DType) = nullptr;
   void (*unit_row_backward)(void* dx, const void* x, const float* dout, float factor, std::int64_t n, DType) = nullptr;
-  /// y[n] = silu(sum over w of weight[w, n] * x[w][n]); a row that is null is 0.
-  void (*conv_row)(void* y, const void* const* x, const float* weight, std::int64_t weight_stride, int num_taps, std::int64_t n,
-                   DType) = nullptr;
+  /// y[n] = silu(bias[n] + sum over w of weight[w, n] * x[w][n]); a row that is null is 0, and so is a bias.
+  void (*conv_row)(void* y, const void* const* x, const float* weight, std::int64_t weight_stride, int num_taps, const float* bias,
+                   std::int64_t n, DType) = nullptr;
   void (*conv_backward)(const ConvBackward&) = nullptr;
   /// y[n] = rms_norm(x, w, eps) * silu(gate).
   void (*gated_norm)(void* y, const void* x, const void* gate, const float* w, std::int64_t n, float eps, DType) = nullptr;
   void (*gated_norm_backward)(const GatedNormGrad&, std::int64_t n, DType) = nullptr;
+  /// y[n] = rms_norm(x * silu(gate), w, eps).
+  void (*gated_group_norm)(void* y, const void* x, const void* gate, const float* w, std::int64_t n, float eps, DType) = nullptr;
+  void (*gated_group_norm_backward)(const GatedNormGrad&, std::int64_t n, DType) = nullptr;
   /// y[n] = x * sigmoid(gate).
   void (*gate_row)(void* y, const void* x, const void* gate, std::int64_t n, DType) = nullptr;
   void (*gate_row_backward)(void* dx, void* dgate, const void* dy, const void* x, const void* gate, std::int64_t n, DType) = nullptr;

@@ -2,6 +2,7 @@
 #include <atomic>
 #include <bit>
 #include <cmath>
+#include <vector>
 
 #include "ops/cpu/bodies.hpp"
 #include "ops/cpu/gemm.hpp"
@@ -197,6 +198,37 @@ void swiglu_backward(OpContext& ctx, TensorView dgate_up_T2F, ConstTensorView do
 void geglu(OpContext& ctx, TensorView out_TF, ConstTensorView gate_up_T2F) { gate_rows(ctx, kernels(ctx).geglu, out_TF, gate_up_T2F); }
 void geglu_backward(OpContext& ctx, TensorView dgate_up_T2F, ConstTensorView dout_TF, ConstTensorView gate_up_T2F) {
   gate_rows_backward(ctx, kernels(ctx).geglu_backward, dgate_up_T2F, dout_TF, gate_up_T2F);
+}
+
+void squared_relu(OpContext& ctx, TensorView out_TF, ConstTensorView x_TF, ConstTensorView factors_T) {
+  const std::int64_t F = out_TF.shape.num_cols();
+  const Kernels& k = kernels(ctx);
+  parallel_rows(ctx, out_TF.shape.num_rows(), 4 * F, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t) {
+      k.squared_relu(row_bytes(out_TF, t), row_bytes(x_TF, t), F, out_TF.dtype);
+      if (factors_T.data != nullptr) k.scale_row(row_bytes(out_TF, t), row_bytes(out_TF, t), factors_T.as<float>()[t], F, out_TF.dtype);
+    }
+  });
+}
+
+void squared_relu_backward(OpContext& ctx, TensorView dx_TF, TensorView dfactors_T, ConstTensorView dout_TF, ConstTensorView x_TF,
+                           ConstTensorView factors_T) {
+  const std::int64_t F = dout_TF.shape.num_cols();
+  const DType dtype = dout_TF.dtype;
+  const Kernels& k = kernels(ctx);
+  parallel_rows(ctx, dout_TF.shape.num_rows(), 8 * F, [&](std::int64_t begin, std::int64_t end) {
+    std::vector<float> scratch(static_cast<std::size_t>(F));  // a row of dtype, which has no more bytes
+    for (std::int64_t t = begin; t < end; ++t) {
+      const void* dout = row_bytes(dout_TF, t);
+      if (factors_T.data != nullptr) {
+        k.squared_relu(scratch.data(), row_bytes(x_TF, t), F, dtype);
+        dfactors_T.as<float>()[t] = k.dot_row(dout, scratch.data(), F, dtype);
+        k.scale_row(scratch.data(), dout, factors_T.as<float>()[t], F, dtype);
+        dout = scratch.data();
+      }
+      k.squared_relu_backward(row_bytes(dx_TF, t), dout, row_bytes(x_TF, t), F, dtype);
+    }
+  });
 }
 
 void rope(OpContext& ctx, TensorView x_THD, std::int64_t token_stride, ConstTensorView positions_T, const RopeTable& table, bool inverse) {

@@ -30,10 +30,12 @@ struct ConvArgs {
   T* y;  ///< dx of the gradient
   const T *x, *dy;
   const float* weight;                       ///< [C, W]
+  const float* bias;                         ///< [C] or nullptr: 0
   T* state;                                  ///< [slots, W - 1, C]
   const std::int32_t *start, *slot, *begin;  ///< start == nullptr: sequence s has row s alone
   const std::int32_t* context_len;           ///< in place of `begin`: with the token here
   float* partial_dw;                         ///< [groups, C, W]
+  float* partial_dbias;                      ///< [groups, C] or nullptr
   std::int64_t y_stride, x_stride, dy_stride;
   int num_tokens, group_tokens, num_sequences, num_channels;
 };
@@ -108,8 +110,8 @@ __device__ __forceinline__ float conv_input(const ConvArgs<T>& a, int s, std::in
 }
 
 template <int kTaps>
-__device__ __forceinline__ float conv_sum(const float (&weight)[kTaps], const float (&x)[kTaps]) {
-  float sum = 0.0f;
+__device__ __forceinline__ float conv_sum(const float (&weight)[kTaps], const float (&x)[kTaps], float bias) {
+  float sum = bias;
 #pragma unroll
   for (int w = 0; w < kTaps; ++w) sum = fmaf(weight[w], x[w], sum);
   return sum;
@@ -120,9 +122,9 @@ template <int kTaps, int kChannels>
 using ConvRows = float[kTaps - 1 + kConvBatch][kChannels];
 
 template <int kTaps, int kChannels>
-__device__ __forceinline__ float conv_sum_at(const float (&weight)[kChannels][kTaps], const ConvRows<kTaps, kChannels>& x, int token,
-                                             int j) {
-  float sum = 0.0f;
+__device__ __forceinline__ float conv_sum_at(const float (&weight)[kChannels][kTaps], const float (&bias)[kChannels],
+                                             const ConvRows<kTaps, kChannels>& x, int token, int j) {
+  float sum = bias[j];
 #pragma unroll
   for (int w = 0; w < kTaps; ++w) sum = fmaf(weight[j][w], x[token + w][j], sum);
   return sum;
@@ -163,10 +165,16 @@ __device__ __forceinline__ void read_taps(float (&weight)[kChannels][kTaps], con
     for (int w = 0; w < kTaps; ++w) weight[j][w] = flat[j * kTaps + w];
 }
 
+template <typename T, int kChannels>
+__device__ __forceinline__ void read_bias(float (&bias)[kChannels], const ConvArgs<T>& a, int c) {
+#pragma unroll
+  for (int j = 0; j < kChannels; ++j) bias[j] = a.bias != nullptr ? a.bias[c + j] : 0.0f;
+}
+
 /// Tokens [t, t + kConvBatch) of a part, as far as there are such: kWhole, if all are.
 template <bool kWhole, typename T, int kTaps, int kChannels>
-__device__ __forceinline__ void conv_batch(const ConvArgs<T>& a, const float (&weight)[kChannels][kTaps], ConvRows<kTaps, kChannels>& x,
-                                           int t, int end, int c) {
+__device__ __forceinline__ void conv_batch(const ConvArgs<T>& a, const float (&weight)[kChannels][kTaps], const float (&bias)[kChannels],
+                                           ConvRows<kTaps, kChannels>& x, int t, int end, int c) {
   const T* from = a.x + t * a.x_stride + c;
   T* to = a.y + t * a.y_stride + c;
   Neighbours<T, kChannels> read[kConvBatch];
@@ -180,7 +188,7 @@ __device__ __forceinline__ void conv_batch(const ConvArgs<T>& a, const float (&w
     float y[kChannels];
 #pragma unroll
     for (int j = 0; j < kChannels; ++j) {
-      const float sum = conv_sum_at<kTaps, kChannels>(weight, x, i, j);
+      const float sum = conv_sum_at<kTaps, kChannels>(weight, bias, x, i, j);
       y[j] = sum * sigmoid(sum);
     }
     Neighbours<T, kChannels>::write(to + i * a.y_stride, y);
@@ -193,8 +201,9 @@ template <typename T, int kTaps, int kChannels>
 __global__ void __launch_bounds__(kConvBlock) conv_kernel(const ConvArgs<T> a) {
   const int c = (static_cast<int>(blockIdx.x) * kConvBlock + static_cast<int>(threadIdx.x)) * kChannels;
   if (c >= a.num_channels) return;
-  float weight[kChannels][kTaps];
+  float weight[kChannels][kTaps], bias[kChannels];
   read_taps<kTaps, kChannels>(weight, a.weight, c);
+  read_bias<T, kChannels>(bias, a, c);
   const int first = static_cast<int>(blockIdx.y) * kConvTokens, last = min(a.num_tokens, first + kConvTokens);
   int s = sequence_of(a.start, a.num_sequences, first);
   for (int done = first; done < last;) {
@@ -203,8 +212,8 @@ __global__ void __launch_bounds__(kConvBlock) conv_kernel(const ConvArgs<T> a) {
     read_before<T, kTaps, kChannels>(x, a, part, c);
     int t = part.first;
 #pragma unroll 1
-    for (; t + kConvBatch <= part.end; t += kConvBatch) conv_batch<true, T, kTaps, kChannels>(a, weight, x, t, part.end, c);
-    if (t < part.end) conv_batch<false, T, kTaps, kChannels>(a, weight, x, t, part.end, c);
+    for (; t + kConvBatch <= part.end; t += kConvBatch) conv_batch<true, T, kTaps, kChannels>(a, weight, bias, x, t, part.end, c);
+    if (t < part.end) conv_batch<false, T, kTaps, kChannels>(a, weight, bias, x, t, part.end, c);
     done = part.end, s = part.s;
   }
 }
@@ -232,11 +241,12 @@ __global__ void __launch_bounds__(kConvBlock) conv_step_kernel(const ConvArgs<T>
   float weight[kTaps], x[kTaps];
 #pragma unroll
   for (int w = 0; w < kTaps; ++w) weight[w] = is_there ? a.weight[static_cast<std::int64_t>(c) * kTaps + w] : 0.0f;
+  const float bias = is_there && a.bias != nullptr ? a.bias[c] : 0.0f;
   wait_for_previous();
   if (!is_there) return;
 #pragma unroll
   for (int w = 0; w < kTaps; ++w) x[w] = conv_input<T, kTaps>(a, s, w - (kTaps - 1), c);
-  const float sum = conv_sum(weight, x);
+  const float sum = conv_sum(weight, x, bias);
   a.y[first_row(a, s) * a.y_stride + c] = from_float<T>(sum * sigmoid(sum));
   if (a.slot[s] < 0) return;
 #pragma unroll
@@ -248,6 +258,7 @@ __global__ void __launch_bounds__(kConvBlock) conv_step_kernel(const ConvArgs<T>
 template <int kTaps, int kChannels>
 struct ConvGradient {
   float weight[kChannels][kTaps], dw[kChannels][kTaps] = {};
+  float bias[kChannels], dbias[kChannels] = {};
   ConvRows<kTaps, kChannels> x, d;
 };
 
@@ -256,10 +267,11 @@ template <int kTaps, int kChannels>
 __device__ __forceinline__ void add_token(ConvGradient<kTaps, kChannels>& g, int i, bool is_of_group) {
 #pragma unroll
   for (int j = 0; j < kChannels; ++j) {
-    const float sum = conv_sum_at<kTaps, kChannels>(g.weight, g.x, i, j), s = quick_sigmoid(sum);
+    const float sum = conv_sum_at<kTaps, kChannels>(g.weight, g.bias, g.x, i, j), s = quick_sigmoid(sum);
     float& d = g.d[kTaps - 1 + i][j];
     d *= fmaf(sum * s, 1.0f - s, s);
     if (!is_of_group) continue;
+    g.dbias[j] += d;
 #pragma unroll
     for (int w = 0; w < kTaps; ++w) g.dw[j][w] = fmaf(d, g.x[i + w][j], g.dw[j][w]);
   }
@@ -308,6 +320,7 @@ __global__ void __launch_bounds__(kConvBlock) conv_backward_kernel(const ConvArg
   if (c >= a.num_channels) return;
   ConvGradient<kTaps, kChannels> g;
   read_taps<kTaps, kChannels>(g.weight, a.weight, c);
+  read_bias<T, kChannels>(g.bias, a, c);
   const int first = static_cast<int>(blockIdx.y) * a.group_tokens, last = min(a.num_tokens, first + a.group_tokens);
   int s = sequence_of(a.start, a.num_sequences, first);
   for (int done = first; done < last;) {
@@ -334,6 +347,9 @@ __global__ void __launch_bounds__(kConvBlock) conv_backward_kernel(const ConvArg
 #pragma unroll
     for (int w = 0; w < kTaps; ++w) out[w] = g.dw[0][w];
   }
+  if (a.partial_dbias == nullptr) return;
+#pragma unroll
+  for (int j = 0; j < kChannels; ++j) a.partial_dbias[blockIdx.y * static_cast<std::int64_t>(a.num_channels) + c + j] = g.dbias[j];
 }
 
 /// body(std::integral_constant) of 2 to 8 taps.
@@ -352,10 +368,11 @@ void with_taps(std::int64_t num_taps, Body&& body) {
 
 template <typename T>
 ConvArgs<T> conv_args(const OpContext& ctx, const TensorView& y, const ConstTensorView& x, const ConstTensorView& weight,
-                      const StateRows& rows) {
+                      const ConstTensorView& bias, const StateRows& rows) {
   return {.y = y.as<T>(),
           .x = x.as<T>(),
           .weight = weight.as<float>(),
+          .bias = bias.as<float>(),
           .start = rows.is_by_index() ? nullptr : staged(ctx, rows.start_S),
           .slot = rows.is_by_index() ? rows.slot_B.as<std::int32_t>() : staged(ctx, rows.slot_S),
           .begin = staged(ctx, rows.begin_S),
@@ -380,11 +397,11 @@ void with_channels(bool wide, Body&& body) {
 }  // namespace
 
 void causal_conv(OpContext& ctx, TensorView y_TC, ConstTensorView x_TC, ConstTensorView weight_CW, TensorView state_SWC,
-                 const StateRows& rows) {
+                 const StateRows& rows, ConstTensorView bias_C) {
   const bool wide = is_wide(y_TC) && is_wide(x_TC) && is_aligned(weight_CW.data, 16) && is_aligned(state_SWC.data, 16);
   with_type(x_TC.dtype, [&](auto t) {
     using T = decltype(t);
-    ConvArgs<T> a = conv_args<T>(ctx, y_TC, x_TC, weight_CW, rows);
+    ConvArgs<T> a = conv_args<T>(ctx, y_TC, x_TC, weight_CW, bias_C, rows);
     a.state = state_SWC.as<T>();
     with_taps(weight_CW.shape[1], [&](auto taps) {
       constexpr int kTaps = decltype(taps)::value;
@@ -403,17 +420,19 @@ void causal_conv(OpContext& ctx, TensorView y_TC, ConstTensorView x_TC, ConstTen
 }
 
 void causal_conv_backward(OpContext& ctx, TensorView dx_TC, TensorView dweight_CW, ConstTensorView dy_TC, ConstTensorView x_TC,
-                          ConstTensorView weight_CW, const StateRows& rows) {
+                          ConstTensorView weight_CW, const StateRows& rows, ConstTensorView bias_C, TensorView dbias_C) {
   const std::int64_t group_tokens = std::max(kMinConvGroup, ceil_div(x_TC.shape[0], kMaxConvGroups));
   const std::int64_t groups = ceil_div(x_TC.shape[0], group_tokens), size = weight_CW.shape.num_elements();
-  auto* partial = static_cast<float*>(ctx.workspace->require(static_cast<std::size_t>(groups * size) * sizeof(float)));
+  const std::int64_t num_biases = bias_C.data != nullptr ? x_TC.shape[1] : 0;
+  auto* partial = static_cast<float*>(ctx.workspace->require(static_cast<std::size_t>(groups * (size + num_biases)) * sizeof(float)));
   const bool wide = is_wide(dx_TC) && is_wide(dy_TC) && is_wide(x_TC) && is_aligned(weight_CW.data, 16);
   with_type(x_TC.dtype, [&](auto t) {
     using T = decltype(t);
-    ConvArgs<T> a = conv_args<T>(ctx, dx_TC, x_TC, weight_CW, rows);
+    ConvArgs<T> a = conv_args<T>(ctx, dx_TC, x_TC, weight_CW, bias_C, rows);
     a.dy = dy_TC.as<T>();
     a.dy_stride = dy_TC.row_stride;
     a.partial_dw = partial;
+    a.partial_dbias = num_biases > 0 ? partial + groups * size : nullptr;
     a.group_tokens = static_cast<int>(group_tokens);
     with_taps(weight_CW.shape[1], [&](auto taps) {
       constexpr int kTaps = decltype(taps)::value;
@@ -426,6 +445,7 @@ void causal_conv_backward(OpContext& ctx, TensorView dx_TC, TensorView dweight_C
   });
   PRL_CUDA_CHECK(cudaGetLastError());
   add_rows(ctx, dweight_CW.as<float>(), partial, groups, size);
+  if (num_biases > 0) add_rows(ctx, dbias_C.as<float>(), partial + groups * size, groups, num_biases);
 }
 
 }  // namespace prl::ops::cuda

@@ -14,10 +14,11 @@ struct ScaleArgs {
   RuleGates<T> gates;
   std::int64_t qkv_stride, num_pairs;
   int num_key_heads, group, key_dim;
-  bool in_chunks;
+  bool in_chunks, is_state_space;
 };
 
-/// One warp per token and key head: the lengths of its query and key, and the gates of its value heads.
+/// One warp per token and key head: the lengths of its query and key (1 where they are taken as they are), and the gates of its value
+/// heads.
 template <typename T>
 __global__ void __launch_bounds__(kScaleWarps* kWarp) rule_scales_kernel(const ScaleArgs<T> g) {
   const std::int64_t pair = static_cast<std::int64_t>(blockIdx.x) * kScaleWarps + threadIdx.x / kWarp;
@@ -25,6 +26,17 @@ __global__ void __launch_bounds__(kScaleWarps* kWarp) rule_scales_kernel(const S
   if (pair >= g.num_pairs) return;
   const std::int64_t t = pair / g.num_key_heads;
   const int m = static_cast<int>(pair % g.num_key_heads);
+  if (g.is_state_space) {
+    if (lane == 0) g.out.q_TM[pair] = g.out.k_TM[pair] = 1.0f;
+    for (int i = lane; i < g.group; i += kWarp) {
+      const int n = m * g.group + i;
+      const std::int64_t at = t * g.num_key_heads * g.group + n;
+      const float step = g.gates.step(t, n);
+      g.out.gate_TN[at] = expf(-expf(g.gates.rate[n]) * step);
+      g.out.beta_TN[at] = step;
+    }
+    return;
+  }
   const T* const query = g.qkv + t * g.qkv_stride + m * g.key_dim;
   const float of_query = inverse_length(query, g.key_dim, lane, g.gates.query_scale),
               of_key = inverse_length(query + g.num_key_heads * g.key_dim, g.key_dim, lane, 1.0f);
@@ -48,8 +60,8 @@ struct RuleArgs {
   float* checkpoints;
 };
 
-/// kHasOut: outputs and states are wanted; else checkpoints are.
-template <typename T, int kRows, bool kHasOut>
+/// kHasOut: outputs and states are wanted; else checkpoints are. kIsSpace: RuleKind::kStateSpace.
+template <typename T, int kRows, bool kHasOut, bool kIsSpace>
 __global__ void __launch_bounds__(kRuleThreads, 2) rule_kernel(const RuleArgs<T> a) {
   constexpr int kTokens = kRows > 32 ? 8 : 16;
   __shared__ __align__(16) RulePiece<kRows, kTokens> pieces[2];
@@ -66,6 +78,7 @@ __global__ void __launch_bounds__(kRuleThreads, 2) rule_kernel(const RuleArgs<T>
   if (kept != nullptr && (a.context_len != nullptr ? a.context_len[s] > 1 : a.begin[s] > 0)) load_column(state, kept, me, col, K, D);
   next.write(pieces[0]);
   __syncthreads();
+  const float skip = kIsSpace ? a.in.skip[n] : 0.0f;
   for (std::int64_t done = 0; done < count; done += kTokens) {
     const int side = static_cast<int>(done / kTokens % 2), here = static_cast<int>(min(static_cast<std::int64_t>(kTokens), count - done));
     const auto& piece = pieces[side];
@@ -77,11 +90,16 @@ __global__ void __launch_bounds__(kRuleThreads, 2) rule_kernel(const RuleArgs<T>
       if constexpr (!kHasOut)
         if (done + t > 0 && (begin + done + t) % kRuleWindow == 0)
           store_column(a.checkpoints + ((begin + done + t) / kRuleWindow * N + n) * state_size, state, me, col, K, D);
-      const float r = decay_column(state, piece.k[t], me.part, piece.decay[t]);
-      add_to_column(state, piece.k[t], me.part, piece.beta[t] * (piece.v[t][me.col] - r));
+      if constexpr (kIsSpace) {
+        shrink_column(state, piece.decay[t]);
+        add_to_column(state, piece.k[t], me.part, piece.beta[t] * piece.v[t][me.col]);
+      } else {
+        const float r = decay_column(state, piece.k[t], me.part, piece.decay[t]);
+        add_to_column(state, piece.k[t], me.part, piece.beta[t] * (piece.v[t][me.col] - r));
+      }
       if constexpr (kHasOut) {
         const float o = column_dot(state, piece.q[t], me.part);
-        if (me.part == 0) outs[side][t][me.col] = o;
+        if (me.part == 0) outs[side][t][me.col] = kIsSpace ? fmaf(skip, piece.v[t][me.col], o) : o;
       }
     }
     if (done + kTokens < count) next.write(pieces[1 - side]);
@@ -102,7 +120,10 @@ void launch_rule(OpContext& ctx, const RuleArgs<T>& a, const DeltaRule& in, std:
                   static_cast<unsigned>(num_sequences));
   with_rows(in.key_dim, [&](auto rows) {
     with_bool(a.out != nullptr, [&](auto has_out) {
-      rule_kernel<T, decltype(rows)::value, decltype(has_out)::value><<<grid, kRuleThreads, 0, stream_of(ctx)>>>(a);
+      with_bool(in.is_state_space(), [&](auto is_space) {
+        rule_kernel<T, decltype(rows)::value, decltype(has_out)::value, decltype(is_space)::value>
+            <<<grid, kRuleThreads, 0, stream_of(ctx)>>>(a);
+      });
     });
   });
   PRL_CUDA_CHECK(cudaGetLastError());
@@ -144,7 +165,8 @@ void write_rule_scales(OpContext& ctx, const RuleScales& scales, const DeltaRule
                          .num_key_heads = static_cast<int>(in.num_key_heads),
                          .group = static_cast<int>(in.num_value_heads / in.num_key_heads),
                          .key_dim = static_cast<int>(in.key_dim),
-                         .in_chunks = is_in_chunks(in)};
+                         .in_chunks = is_in_chunks(in),
+                         .is_state_space = in.is_state_space()};
     rule_scales_kernel<T><<<static_cast<unsigned>(ceil_div(a.num_pairs, kScaleWarps)), kScaleWarps * kWarp, 0, stream_of(ctx)>>>(a);
   });
   PRL_CUDA_CHECK(cudaGetLastError());

@@ -3,10 +3,10 @@
 #include "ops/cuda/delta_rule.hpp"
 #include "ops/cuda/device.cuh"
 
-// The gated delta rule, token by token. A block has one sequence, one value head and kRuleCols columns of its state. Columns do not meet
-// but in gradients of queries and keys. A thread holds kRows rows of one column in registers: rows lie in groups of four, and four
-// neighbouring lanes, which share a column, take every fourth group each, so that their reads of a key are one line of shared memory.
-// A sum over rows is that of a thread's four partial sums, then of the four lanes: one order, whatever the call.
+// The gated delta rule and state spaces, token by token. A block has one sequence, one value head and kRuleCols columns of its state.
+// Columns do not meet but in gradients of queries and keys. A thread holds kRows rows of one column in registers: rows lie in groups of
+// four, and four neighbouring lanes, which share a column, take every fourth group each, so that their reads of a key are one line of
+// shared memory. A sum over rows is that of a thread's four partial sums, then of the four lanes: one order, whatever the call.
 
 namespace prl::ops::cuda {
 
@@ -26,9 +26,14 @@ struct RuleGates {
   const float *rate, *bias;
   std::int64_t b_stride, a_stride;
   float query_scale;  ///< 1 / sqrt(K)
+  float min_step, max_step;
   __device__ float log_decay(std::int64_t t, int n) const { return -expf(rate[n]) * softplus(to_float(a[t * a_stride + n]) + bias[n]); }
   /// exp(-100) is 0 to whatever it is multiplied with; sums of such logarithms keep their digits.
   __device__ float chunk_decay(std::int64_t t, int n) const { return fmaxf(log_decay(t, n), -100.0f); }
+  /// Of a state space.
+  __device__ float step(std::int64_t t, int n) const {
+    return fminf(max_step, fmaxf(min_step, softplus(to_float(a[t * a_stride + n]) + bias[n])));
+  }
   __device__ float beta(std::int64_t t, int n) const { return 1.0f / (1.0f + expf(-to_float(b[t * b_stride + n]))); }
 };
 template <typename T>
@@ -39,7 +44,9 @@ RuleGates<T> rule_gates(const DeltaRule& in) {
           .bias = in.decay_bias_N.as<float>(),
           .b_stride = in.b_TN.row_stride,
           .a_stride = in.a_TN.row_stride,
-          .query_scale = 1.0f / std::sqrt(static_cast<float>(in.key_dim))};
+          .query_scale = 1.0f / std::sqrt(static_cast<float>(in.key_dim)),
+          .min_step = in.min_step,
+          .max_step = in.max_step};
 }
 
 /// `scale` over the length of a vector. By all lanes of a warp.
@@ -59,9 +66,11 @@ struct RuleInputs {
   RuleScales scales;
   const std::int32_t* start;  ///< [S + 1]; nullptr: sequence s has row s alone
   int num_key_heads, num_value_heads, key_dim, value_dim;
+  int first_query, first_key, first_value;  ///< columns
+  const float* skip;                        ///< [N] of a state space
   __device__ std::int64_t first_row(int s) const { return start != nullptr ? start[s] : s; }
   __device__ std::int64_t end_row(int s) const { return start != nullptr ? start[s + 1] : s + 1; }
-  __device__ int v_column(int n) const { return 2 * num_key_heads * key_dim + n * value_dim; }
+  __device__ int v_column(int n) const { return first_value + n * value_dim; }
 };
 
 /// Where a thread stands in its block.
@@ -104,7 +113,7 @@ struct RuleReader {
 #pragma unroll
       for (std::uint32_t& word : keys[i].words) word = 0;
       if (side > 1 || t >= count || c >= in.key_dim) continue;
-      const T* from = in.qkv + (first + t) * in.qkv_stride + (side * in.num_key_heads + m) * in.key_dim + c;
+      const T* from = in.qkv + (first + t) * in.qkv_stride + (side == 0 ? in.first_query : in.first_key) + m * in.key_dim + c;
       if (in.is_wide) {
         keys[i].read(from);
       } else {
@@ -162,6 +171,12 @@ __device__ __forceinline__ float decay_column(float (&s)[kRows], const float* ke
     r[0] = fmaf(k.x, s[i], r[0]), r[1] = fmaf(k.y, s[i + 1], r[1]), r[2] = fmaf(k.z, s[i + 2], r[2]), r[3] = fmaf(k.w, s[i + 3], r[3]);
   }
   return column_sum(r);
+}
+/// s = decay * s.
+template <int kRows>
+__device__ __forceinline__ void shrink_column(float (&s)[kRows], float decay) {
+#pragma unroll
+  for (float& v : s) v *= decay;
 }
 /// s += key * d.
 template <int kRows>
@@ -221,6 +236,7 @@ struct RuleGateGrads {
   const float *rate, *bias;
   float* parameter_parts;  ///< for add_rule_parameters()
   int num_value_heads;
+  float min_step, max_step;
   /// What the gradient of a decay needs of its token.
   struct Decay {
     float x, slope;
@@ -237,6 +253,17 @@ struct RuleGateGrads {
     parts[0] = dlog * of.slope * softplus(of.x);
     parts[1] = dx;
   }
+  /// Of a state space: gradients of the step as a factor, of the logarithm of the decay and of the skip.
+  __device__ __forceinline__ void write_step(std::int64_t token, int n, float of_step, float dlog, float dskip) const {
+    const Decay of = decay(token, n);
+    const float free = softplus(of.x), step = fminf(max_step, fmaxf(min_step, free));
+    const float dx = free > min_step && free < max_step ? fmaf(dlog, of.slope, of_step) * (1.0f / (1.0f + expf(-of.x))) : 0.0f;
+    da[token * da_stride + n] = from_float<T>(dx);
+    float* const parts = parameter_parts + (token * num_value_heads + n) * 3;
+    parts[0] = dlog * (of.slope * step);
+    parts[1] = dx;
+    parts[2] = dskip;
+  }
 };
 template <typename T>
 RuleGateGrads<T> rule_gate_grads(const DeltaRuleGrads& grads, const DeltaRule& in, float* parameter_parts) {
@@ -249,7 +276,9 @@ RuleGateGrads<T> rule_gate_grads(const DeltaRuleGrads& grads, const DeltaRule& i
           .rate = in.decay_rate_N.as<float>(),
           .bias = in.decay_bias_N.as<float>(),
           .parameter_parts = parameter_parts,
-          .num_value_heads = static_cast<int>(in.num_value_heads)};
+          .num_value_heads = static_cast<int>(in.num_value_heads),
+          .min_step = in.min_step,
+          .max_step = in.max_step};
 }
 
 template <typename T>
@@ -262,7 +291,11 @@ RuleInputs<T> rule_inputs(const OpContext& ctx, const RuleScales& scales, const 
           .num_key_heads = static_cast<int>(in.num_key_heads),
           .num_value_heads = static_cast<int>(in.num_value_heads),
           .key_dim = static_cast<int>(in.key_dim),
-          .value_dim = static_cast<int>(in.value_dim)};
+          .value_dim = static_cast<int>(in.value_dim),
+          .first_query = static_cast<int>(in.first_query()),
+          .first_key = static_cast<int>(in.first_key()),
+          .first_value = static_cast<int>(in.first_value()),
+          .skip = in.skip_N.as<float>()};
 }
 
 }  // namespace prl::ops::cuda

@@ -11,7 +11,7 @@ namespace prl::ops::cuda {
 
 /// Whether a call goes chunk by chunk; else it goes token by token. Depends on the model alone, not on the call.
 inline bool is_in_chunks(const DeltaRule& in) {
-  return delta_rule_goes_in_chunks(DeviceKind::kCuda, in.qkv_TC.dtype, in.key_dim, in.value_dim);
+  return delta_rule_goes_in_chunks(DeviceKind::kCuda, in.qkv_TC.dtype, in.key_dim, in.value_dim, in.kind);
 }
 
 /// Whether there are slots and all sequences have one token, as in a step of decoding.
@@ -21,7 +21,7 @@ bool is_a_step(const StateRows& rows);
 struct RuleScales {
   float *q_TM = nullptr, *k_TM = nullptr;  ///< what queries and keys are multiplied with
   float* gate_TN = nullptr;                ///< of value heads: the logarithm of the decay where is_in_chunks(), else the decay
-  float* beta_TN = nullptr;                ///< of value heads
+  float* beta_TN = nullptr;                ///< of value heads; of a state space their steps
 };
 RuleScales take_rule_scales(Carver& carve, const DeltaRule& in);
 /// Computes them.
@@ -32,8 +32,10 @@ inline constexpr std::int64_t kRuleWindow = 256;
 /// The states before tokens kRuleWindow, 2 kRuleWindow, ... into checkpoints [.., N, K, D], where these do not begin a sequence.
 void write_rule_checkpoints(OpContext& ctx, float* checkpoints, const RuleScales& scales, const DeltaRule& in, const StateRows& rows);
 
-/// Adds the gradients of the decay's parameters, if they are wanted: of each value head a sum over tokens, sequence by sequence. parts
-/// [T, N, 2]: what a token adds to that of its rate and to that of its bias.
+/// What a token adds to gradients of parameters of each value head: of the rate and the bias of the decay, and the skip of a state space.
+inline std::int64_t num_rule_parameters(const DeltaRule& in) { return in.is_state_space() ? 3 : 2; }
+/// Adds these gradients, if they are wanted: of each value head a sum over tokens, sequence by sequence. parts [T, N,
+/// num_rule_parameters()].
 void add_rule_parameters(OpContext& ctx, const DeltaRuleGrads& grads, const float* parts, const StateRows& rows);
 
 // What follows is for calls that go in chunks.

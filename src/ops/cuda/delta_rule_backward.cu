@@ -58,7 +58,7 @@ struct WindowArgs {
   float* states;            ///< before every few places, as registers lie
   const float* carried_in;  ///< gradients of the states behind the windows, [sequences of the group, N, K, D]
   float* carried_out;
-  float *key_parts, *gate_parts;  ///< [places, N, tiles, 2, K] and [places, N, tiles, 2]
+  float *key_parts, *gate_parts;  ///< [places, N, tiles, 2, K] and [places, N, tiles, num_rule_parameters()]
 };
 
 template <int kRows>
@@ -68,7 +68,7 @@ struct WindowShared {
   RulePiece<kRows, kTokens> pieces[2];
   float keys[kTokens][2][kRuleWarps][kKeys];
   float deltas[kTokens][2][kRuleCols], dv[kTokens][kRuleCols];
-  float gates[kTokens][2][kRuleWarps];
+  float gates[kTokens][3][kRuleWarps];  ///< of beta or the step, the decay, and the skip of a state space
 };
 
 /// Two lanes change places: one keeps the sums of the first kHalf of 2 kHalf numbers, the other those of the rest. Gives its first.
@@ -94,13 +94,17 @@ __device__ __forceinline__ void sum_over_columns(float (&v)[kRows], float* to, c
 }
 
 /// `here` tokens forward from `state`: P of each, and what is needed on the way back; parts of the gradient of queries.
-template <int kRows>
+template <bool kIsSpace, int kRows>
 __device__ __forceinline__ void forward_again(WindowShared<kRows>& shared, int side, int here, float (&state)[kRows],
                                               const RuleThread& me) {
   const auto& piece = shared.pieces[side];
 #pragma unroll 1
   for (int t = 0; t < here; ++t) {
-    const float r = decay_column(state, piece.k[t], me.part, piece.decay[t]);
+    float r = 0.0f;
+    if constexpr (kIsSpace)
+      shrink_column(state, piece.decay[t]);
+    else
+      r = decay_column(state, piece.k[t], me.part, piece.decay[t]);
 #pragma unroll
     for (int i = 0; i < kRows; i += 4)
       shared.states[t][i / 4][threadIdx.x] = make_float4(state[i], state[i + 1], state[i + 2], state[i + 3]);
@@ -116,9 +120,16 @@ __device__ __forceinline__ void forward_again(WindowShared<kRows>& shared, int s
   __syncwarp();
 }
 
+/// The sum of what the columns of a warp have, each the same in its four lanes.
+__device__ __forceinline__ float sum_of_columns(float v) {
+#pragma unroll
+  for (int distance = kWarp / 2; distance >= kRuleLanes; distance /= 2) v += __shfl_xor_sync(kFullWarp, v, distance);
+  return v;
+}
+
 /// The same tokens back: `dstate` is the gradient of the state behind them, then that before them.
-template <int kRows>
-__device__ __forceinline__ void backward_again(WindowShared<kRows>& shared, int side, int here, float (&dstate)[kRows],
+template <bool kIsSpace, int kRows>
+__device__ __forceinline__ void backward_again(WindowShared<kRows>& shared, int side, int here, float (&dstate)[kRows], float skip,
                                                const RuleThread& me) {
   const auto& piece = shared.pieces[side];
 #pragma unroll 1
@@ -126,7 +137,7 @@ __device__ __forceinline__ void backward_again(WindowShared<kRows>& shared, int 
     const float d = shared.deltas[t][0][me.col], e = shared.deltas[t][1][me.col], decay = piece.decay[t];
     add_to_column(dstate, piece.q[t], me.part, piece.dout[t][me.col]);
     const float dd = column_dot(dstate, piece.k[t], me.part), dv = piece.beta[t] * dd;
-    if (me.part == 0) shared.dv[t][me.col] = dv;
+    if (me.part == 0) shared.dv[t][me.col] = kIsSpace ? fmaf(skip, piece.dout[t][me.col], dv) : dv;
     float dk[kRows], dlog[4] = {};
 #pragma unroll
     for (int i = 0; i < kRows; i += 4) {
@@ -135,23 +146,25 @@ __device__ __forceinline__ void backward_again(WindowShared<kRows>& shared, int 
       const float k[4] = {k4.x, k4.y, k4.z, k4.w}, p[4] = {p4.x, p4.y, p4.z, p4.w};
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float ds = dstate[i + j], dp = fmaf(k[j], -dv, ds);
-        dk[i + j] = fmaf(p[j], -dv, ds * d);
+        const float ds = dstate[i + j], dp = kIsSpace ? ds : fmaf(k[j], -dv, ds);
+        dk[i + j] = kIsSpace ? ds * d : fmaf(p[j], -dv, ds * d);
         dlog[j] = fmaf(dp, p[j], dlog[j]);
         dstate[i + j] = decay * dp;
       }
     }
     sum_over_columns(dk, shared.keys[t][1][me.warp], me);
     const float dlog_decay = warp_sum(pair_sum(dlog));
-    float dbeta = dd * e;  // the same in the four lanes of a column
-#pragma unroll
-    for (int distance = kWarp / 2; distance >= kRuleLanes; distance /= 2) dbeta += __shfl_xor_sync(kFullWarp, dbeta, distance);
+    const float dbeta = sum_of_columns(dd * e);
+    if constexpr (kIsSpace) {
+      const float dskip = sum_of_columns(piece.dout[t][me.col] * e);
+      if (me.lane == 0) shared.gates[t][2][me.warp] = dskip;
+    }
     if (me.lane == 0) shared.gates[t][0][me.warp] = dbeta, shared.gates[t][1][me.warp] = dlog_decay;
   }
 }
 
 /// What the block has of `here` tokens from `first` on, to memory.
-template <typename T, int kRows>
+template <bool kIsSpace, typename T, int kRows>
 __device__ __forceinline__ void write_parts(const WindowArgs<T>& a, const WindowShared<kRows>& shared, std::int64_t first,
                                             std::int64_t place, int here, int n, int tile) {
   const int K = a.in.key_dim, D = a.in.value_dim, N = a.in.num_value_heads, num_tiles = static_cast<int>(gridDim.x);
@@ -167,16 +180,17 @@ __device__ __forceinline__ void write_parts(const WindowArgs<T>& a, const Window
     const int t = i / kRuleCols, c = tile * kRuleCols + i % kRuleCols;
     if (c < D) a.dqkv[(first + t) * a.dqkv_stride + a.in.v_column(n) + c] = from_float<T>(shared.dv[t][i % kRuleCols]);
   }
-  if (const int i = static_cast<int>(threadIdx.x); i < 2 * here) {
-    const float* of_warps = shared.gates[i / 2][i % 2];
+  constexpr int kParts = kIsSpace ? 3 : 2;
+  if (const int i = static_cast<int>(threadIdx.x); i < kParts * here) {
+    const float* of_warps = shared.gates[i / kParts][i % kParts];
     float sum = of_warps[0];
 #pragma unroll
     for (int w = 1; w < kRuleWarps; ++w) sum += of_warps[w];
-    a.gate_parts[part_of(i / 2) * 2 + i % 2] = sum;
+    a.gate_parts[part_of(i / kParts) * kParts + i % kParts] = sum;
   }
 }
 
-template <typename T, int kRows>
+template <typename T, int kRows, bool kIsSpace>
 __global__ void __launch_bounds__(kRuleThreads, 2) rule_window_kernel(const WindowArgs<T> a) {
   constexpr int kTokens = kSubTokens<kRows>;
   extern __shared__ __align__(16) char memory[];
@@ -217,8 +231,13 @@ __global__ void __launch_bounds__(kRuleThreads, 2) rule_window_kernel(const Wind
     const auto& piece = shared.pieces[j % 2];
 #pragma unroll 1
     for (int t = 0; t < kTokens; ++t) {
-      const float r = decay_column(state, piece.k[t], me.part, piece.decay[t]);
-      add_to_column(state, piece.k[t], me.part, piece.beta[t] * (piece.v[t][me.col] - r));
+      if constexpr (kIsSpace) {
+        shrink_column(state, piece.decay[t]);
+        add_to_column(state, piece.k[t], me.part, piece.beta[t] * piece.v[t][me.col]);
+      } else {
+        const float r = decay_column(state, piece.k[t], me.part, piece.decay[t]);
+        add_to_column(state, piece.k[t], me.part, piece.beta[t] * (piece.v[t][me.col] - r));
+      }
     }
 #pragma unroll
     for (int i = 0; i < kRows; i += 4) kept_at(j + 1, i) = make_float4(state[i], state[i + 1], state[i + 2], state[i + 3]);
@@ -240,11 +259,12 @@ __global__ void __launch_bounds__(kRuleThreads, 2) rule_window_kernel(const Wind
     } else {
       load_first();
     }
-    forward_again(shared, j % 2, here, state, me);
+    forward_again<kIsSpace>(shared, j % 2, here, state, me);
     if (j > 0) ask(j - 1);
-    backward_again(shared, j % 2, here, dstate, me);
+    backward_again<kIsSpace>(shared, j % 2, here, dstate, kIsSpace ? a.in.skip[n] : 0.0f, me);
     __syncthreads();
-    write_parts(a, shared, first + static_cast<std::int64_t>(j) * kTokens, w.place + static_cast<std::int64_t>(j) * kTokens, here, n, tile);
+    write_parts<kIsSpace>(a, shared, first + static_cast<std::int64_t>(j) * kTokens, w.place + static_cast<std::int64_t>(j) * kTokens, here,
+                          n, tile);
     if (j > 0) next.write(shared.pieces[1 - j % 2]);
     __syncthreads();
   }
@@ -262,6 +282,8 @@ struct SumArgs {
   RuleWave wave;
   int num_key_heads, group, key_dim, num_tiles;
   float query_scale;
+  int first_query, first_key;
+  bool is_state_space;
 };
 
 /// One block per token of a window, key head and sequence of the group, a thread per element of the key: tiles and value heads in order,
@@ -276,11 +298,15 @@ __global__ void __launch_bounds__(kSumBlock) rule_sum_kernel(const SumArgs<T> g)
   const int parts = g.group * g.num_tiles;
   const std::int64_t first_part = ((w.place + static_cast<std::int64_t>(blockIdx.x)) * N + m * g.group) * g.num_tiles;
   for (int side = 0; side < 2; ++side) {
-    const std::int64_t column = (side * g.num_key_heads + m) * g.key_dim + i;
+    const std::int64_t column = (side == 0 ? g.first_query : g.first_key) + m * g.key_dim + i;
     float d = 0.0f, x = 0.0f;
     if (i < g.key_dim) {
       for (int p = 0; p < parts; ++p) d += g.key_parts[((first_part + p) * 2 + side) * g.key_dim + i];
       x = to_float(g.qkv[token * g.qkv_stride + column]);
+    }
+    if (g.is_state_space) {
+      if (i < g.key_dim) g.dqkv[token * g.dqkv_stride + column] = from_float<T>(d);
+      continue;
     }
     const float dot = block_sum(d * x, scratch);
     // Of queries, whose scale has 1 / sqrt(K) in it, the length's inverse is what is left without it.
@@ -290,10 +316,16 @@ __global__ void __launch_bounds__(kSumBlock) rule_sum_kernel(const SumArgs<T> g)
   }
   for (int h = i; h < g.group; h += static_cast<int>(blockDim.x)) {
     const int n = m * g.group + h;
-    float dbeta = 0.0f, dlog = 0.0f;
+    float dbeta = 0.0f, dlog = 0.0f, dskip = 0.0f;
+    const int num_parts = g.is_state_space ? 3 : 2;
     for (int p = 0; p < g.num_tiles; ++p) {
-      const float* part = g.gate_parts + (first_part + h * g.num_tiles + p) * 2;
+      const float* part = g.gate_parts + (first_part + h * g.num_tiles + p) * num_parts;
       dbeta += part[0], dlog += part[1];
+      if (g.is_state_space) dskip += part[2];
+    }
+    if (g.is_state_space) {
+      g.gates.write_step(token, n, dbeta, dlog, dskip);
+      continue;
     }
     const float beta = g.scales.beta_TN[token * N + n];
     g.gates.write(token, n, dbeta * (beta * (1.0f - beta)), dlog, g.gates.decay(token, n));
@@ -302,18 +334,19 @@ __global__ void __launch_bounds__(kSumBlock) rule_sum_kernel(const SumArgs<T> g)
 
 /// One block per value head: sequence by sequence.
 __global__ void __launch_bounds__(kSumBlock)
-    rule_parameters_kernel(float* drate, float* dbias, const float* parts, const std::int32_t* start, int num_sequences) {
+    rule_parameters_kernel(float* drate, float* dbias, float* dskip, const float* parts, const std::int32_t* start, int num_sequences) {
   __shared__ float scratch[kSumBlock / kWarp];
   const int n = static_cast<int>(blockIdx.x), N = static_cast<int>(gridDim.x);
-  for (int which = 0; which < 2; ++which) {
+  const int num_parts = dskip != nullptr ? 3 : 2;
+  for (int which = 0; which < num_parts; ++which) {
     float total = 0.0f;
     for (int s = 0; s < num_sequences; ++s) {
       float sum = 0.0f;
       for (std::int64_t t = start[s] + static_cast<std::int64_t>(threadIdx.x); t < start[s + 1]; t += kSumBlock)
-        sum += parts[(t * N + n) * 2 + which];
+        sum += parts[(t * N + n) * num_parts + which];
       total += block_sum(sum, scratch);
     }
-    if (threadIdx.x == 0) (which == 0 ? drate : dbias)[n] += total;
+    if (threadIdx.x == 0) (which == 0 ? drate : which == 1 ? dbias : dskip)[n] += total;
   }
 }
 
@@ -359,8 +392,8 @@ struct RuleMemory {
     });
     for (float*& p : carried) p = c.take<float>(groups.most_sequences * N * K * D);
     key_parts = c.take<float>(groups.most_places * N * tiles * 2 * K);
-    gate_parts = c.take<float>(groups.most_places * N * tiles * 2);
-    parameter_parts = c.take<float>(T * N * 2);
+    gate_parts = c.take<float>(groups.most_places * N * tiles * num_rule_parameters(in));
+    parameter_parts = c.take<float>(T * N * num_rule_parameters(in));
   }
 };
 
@@ -370,10 +403,12 @@ void launch_window(OpContext& ctx, const WindowArgs<T>& a, const DeltaRule& in, 
                   static_cast<unsigned>(num_sequences));
   with_rows(in.key_dim, [&](auto rows) {
     constexpr int kRows = decltype(rows)::value;
-    const auto kernel = rule_window_kernel<T, kRows>;
-    constexpr int kBytes = sizeof(WindowShared<kRows>);
-    PRL_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-    kernel<<<grid, kRuleThreads, kBytes, stream_of(ctx)>>>(a);
+    with_bool(in.is_state_space(), [&](auto is_space) {
+      const auto kernel = rule_window_kernel<T, kRows, decltype(is_space)::value>;
+      constexpr int kBytes = sizeof(WindowShared<kRows>);
+      PRL_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+      kernel<<<grid, kRuleThreads, kBytes, stream_of(ctx)>>>(a);
+    });
   });
   PRL_CUDA_CHECK(cudaGetLastError());
 }
@@ -394,7 +429,10 @@ void launch_sum(OpContext& ctx, const RuleMemory& memory, const DeltaRuleGrads& 
                      .group = static_cast<int>(in.num_value_heads / in.num_key_heads),
                      .key_dim = static_cast<int>(in.key_dim),
                      .num_tiles = static_cast<int>(ceil_div(in.value_dim, kRuleCols)),
-                     .query_scale = 1.0f / std::sqrt(static_cast<float>(in.key_dim))};
+                     .query_scale = 1.0f / std::sqrt(static_cast<float>(in.key_dim)),
+                     .first_query = static_cast<int>(in.first_query()),
+                     .first_key = static_cast<int>(in.first_key()),
+                     .is_state_space = in.is_state_space()};
   const auto threads = static_cast<unsigned>(round_up(in.key_dim, kWarp));
   const dim3 grid(static_cast<unsigned>(kRuleWindow), static_cast<unsigned>(in.num_key_heads), static_cast<unsigned>(num_sequences));
   rule_sum_kernel<T><<<grid, threads, 0, stream_of(ctx)>>>(a);
@@ -406,7 +444,7 @@ void launch_sum(OpContext& ctx, const RuleMemory& memory, const DeltaRuleGrads& 
 void add_rule_parameters(OpContext& ctx, const DeltaRuleGrads& grads, const float* parts, const StateRows& rows) {
   if (grads.ddecay_rate_N.data == nullptr) return;
   rule_parameters_kernel<<<static_cast<unsigned>(grads.ddecay_rate_N.shape[0]), kSumBlock, 0, stream_of(ctx)>>>(
-      grads.ddecay_rate_N.as<float>(), grads.ddecay_bias_N.as<float>(), parts, staged(ctx, rows.start_S),
+      grads.ddecay_rate_N.as<float>(), grads.ddecay_bias_N.as<float>(), grads.dskip_N.as<float>(), parts, staged(ctx, rows.start_S),
       static_cast<int>(rows.start_S.size()) - 1);
   PRL_CUDA_CHECK(cudaGetLastError());
 }

@@ -505,19 +505,19 @@ void sum_rows(OpContext& ctx, TensorView out_TC, ConstTensorView x_RC, ConstTens
 }
 
 bool can_mix_experts(OpContext& ctx, std::int64_t num_tokens, std::int64_t num_active, const ExpertMatrices& experts) {
-  if (experts.biased != nullptr)
+  if (experts.biased != nullptr || experts.is_squared)
     return can_group(ctx, experts.gate_up, num_tokens * num_active) && can_group(ctx, experts.down, num_tokens * num_active);
   return mixture(ctx, num_tokens, num_active, experts).has_value();
 }
 
-/// For many rows of each expert, and for experts with biases: by grouped products, which hold gate and up in memory.
+/// For many rows of each expert, and for experts with biases or without gates: by grouped products, which hold gate and up in memory.
 bool mix_many_rows(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, ConstTensorView ids_TK, ConstTensorView weights_TK,
                    const ExpertMatrices& experts, const SharedLayers& shared) {
   const std::int64_t T = ids_TK.shape.num_rows(), K = ids_TK.shape.num_cols(), R = T * K, H = x_TH.shape.num_cols();
   const auto E = static_cast<std::int64_t>(experts.down.size());
   // Of this rank, if others have other outputs of the matrices.
-  const std::int64_t F = experts.gate_up[0]->num_outputs() / 2, own_H = experts.down[0]->num_outputs();
-  const std::int64_t first_cols = std::max(H, F), second_cols = std::max(2 * F, own_H);
+  const std::int64_t G = experts.gate_up[0]->num_outputs(), F = experts.is_squared ? G : G / 2, own_H = experts.down[0]->num_outputs();
+  const std::int64_t first_cols = std::max(H, F), second_cols = std::max(G, own_H);
   std::int32_t *begin = nullptr, *token = nullptr, *slot = nullptr;
   float* weight = nullptr;
   std::uint16_t *first_memory = nullptr, *second_memory = nullptr;
@@ -538,7 +538,7 @@ bool mix_many_rows(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, Cons
   };
   const TensorView begin_P{begin, Shape{E + 1}, DType::kI32, device, E + 1}, token_R{token, Shape{R}, DType::kI32, device, R};
   const TensorView weight_R{weight, Shape{R}, DType::kF32, device, R}, slot_TK = view(slot, T, K, DType::kI32);
-  const TensorView rows_RH = view(first_memory, R, H, DType::kBF16), gate_up_R2F = view(second_memory, R, 2 * F, DType::kBF16);
+  const TensorView rows_RH = view(first_memory, R, H, DType::kBF16), gate_up_R2F = view(second_memory, R, G, DType::kBF16);
   const TensorView hidden_RF = view(first_memory, R, F, DType::kBF16), down_RH = view(second_memory, R, own_H, DType::kBF16);
   cuda::place_rows(ctx, begin_P, token_R, weight_R, slot_TK, ids_TK, weights_TK);
   gather_rows(ctx, first_memory, x_TH, token, R);
@@ -546,6 +546,8 @@ bool mix_many_rows(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, Cons
   if (const BiasedExperts* biased = experts.biased; biased != nullptr) {
     cuda::add_expert_biases(ctx, gate_up_R2F, biased->gate_up_V, begin_P, {});
     cuda::clamped_swiglu(ctx, hidden_RF, gate_up_R2F, weight_R, biased->gate);
+  } else if (experts.is_squared) {
+    cuda::squared_relu(ctx, hidden_RF, gate_up_R2F, weight_R);
   } else {
     cuda::swiglu_rows(ctx, hidden_RF, gate_up_R2F, weight_R);
   }
@@ -559,7 +561,7 @@ bool mix_many_rows(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, Cons
 bool mix_experts(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, ConstTensorView ids_TK, ConstTensorView weights_TK,
                  const ExpertMatrices& experts, const SharedLayers& shared) {
   const std::int64_t T = ids_TK.shape.num_rows(), K = ids_TK.shape.num_cols(), R = T * K, H = x_TH.shape.num_cols();
-  if (experts.biased != nullptr)
+  if (experts.biased != nullptr || experts.is_squared)
     return is_wide(x_TH) && cuda::can_mix_experts(ctx, T, K, experts) &&
            mix_many_rows(ctx, out_TH, x_TH, ids_TK, weights_TK, experts, shared);
   std::optional<Mixture> m = mixture(ctx, T, K, experts);

@@ -1,4 +1,4 @@
-// Part of an instruction set's kernels: the gated delta rule and the causal convolution before it.
+// Part of an instruction set's kernels: the gated delta rule, state spaces, and the causal convolution before them.
 namespace prl::ops::cpu::PRL_SIMD {
 
 /// Vectors of a tile of states: sums of so many columns fill the units that add.
@@ -42,6 +42,39 @@ void delta_gates_backward(const DeltaGatesGrad& g, std::int64_t n, DType t) {
   PRL_BY_DTYPE(t, delta_gates_backward_t<float>(g, n), delta_gates_backward_t<BFloat16>(g, n))
 }
 
+template <typename T>
+void state_gates_t(float* decay, float* step, const T* a, const float* rate, const float* bias, const StepLimits& limits, std::int64_t n) {
+  for_vectors(n, [&](std::int64_t i, int l) {
+    const Vec s = min(set1(limits.max), max(set1(limits.min), softplus(get(a + i, l) + get(bias + i, l))));
+    put(decay + i, exp((zero() - exp(get(rate + i, l))) * s), l);
+    put(step + i, s, l);
+  });
+}
+void state_gates(float* decay, float* step, const void* a, const float* rate, const float* bias, const StepLimits& limits, std::int64_t n,
+                 DType t) {
+  PRL_BY_DTYPE(t, state_gates_t(decay, step, f32(a), rate, bias, limits, n), state_gates_t(decay, step, bf16(a), rate, bias, limits, n))
+}
+
+template <typename T>
+void state_gates_backward_t(const DeltaGatesGrad& g, const StepLimits& limits, std::int64_t n) {
+  const T* a = static_cast<const T*>(g.a);
+  for_vectors(n, [&](std::int64_t i, int l) {
+    const Vec x = get(a + i, l) + get(g.bias + i, l), free = softplus(x), rate = zero() - exp(get(g.rate + i, l));
+    const Vec step = min(set1(limits.max), max(set1(limits.min), free)), dlog_decay = get(g.dlog_decay + i, l);
+    alignas(64) float dx[kLanes], steps[kLanes];
+    store(dx, fma(dlog_decay, rate, get(g.dbeta + i, l)) * sigmoid(x));
+    store(steps, free);
+    for (int j = 0; j < kLanes; ++j)
+      if (!(steps[j] > limits.min && steps[j] < limits.max)) dx[j] = 0.0f;
+    put(static_cast<T*>(g.da) + i, load(dx), l);
+    put(g.drate + i, fma(dlog_decay, rate * step, get(g.drate + i, l)), l);
+    put(g.dbias + i, get(g.dbias + i, l) + load(dx), l);
+  });
+}
+void state_gates_backward(const DeltaGatesGrad& g, const StepLimits& limits, std::int64_t n, DType t) {
+  PRL_BY_DTYPE(t, state_gates_backward_t<float>(g, limits, n), state_gates_backward_t<BFloat16>(g, limits, n))
+}
+
 constexpr float kUnitEps = 1e-6f;
 
 template <typename T>
@@ -81,6 +114,39 @@ inline void decay_state(float* to, std::int64_t to_stride, const float* from, st
       store(to + v * kLanes, p);
       r[v] = fma(key, p, r[v]);
     }
+  }
+}
+
+/// to = P = decay * from.
+template <int kV>
+inline void shrink_state(float* to, std::int64_t to_stride, const float* from, std::int64_t from_stride, int key_dim, float decay) {
+  const Vec factor = set1(decay);
+  for (int i = 0; i < key_dim; ++i, to += to_stride, from += from_stride)
+    for (int v = 0; v < kV; ++v) store(to + v * kLanes, load(from + v * kLanes) * factor);
+}
+
+template <int kV, bool kHasOut, typename T>
+void state_space_t(const DeltaTile& a) {
+  for (std::int64_t t = 0; t < a.num_tokens; ++t) {
+    const float *q = a.q + t * a.key_dim, *k = a.k + t * a.key_dim;
+    const T* value = static_cast<const T*>(a.v) + t * a.v_stride;
+    const Vec step = set1(a.beta[t * a.gate_stride]), factor = set1(a.decay[t * a.gate_stride]), skip = set1(a.skip);
+    Vec d[kV], o[kV];
+    for (int v = 0; v < kV; ++v) {
+      d[v] = step * load(value + v * kLanes);
+      o[v] = zero();
+    }
+    float* row = a.state;
+    for (int i = 0; i < a.key_dim; ++i, row += a.state_stride) {
+      const Vec key = set1(k[i]), query = set1(q[i]);
+      for (int v = 0; v < kV; ++v) {
+        const Vec s = fma(key, d[v], load(row + v * kLanes) * factor);
+        store(row + v * kLanes, s);
+        if constexpr (kHasOut) o[v] = fma(query, s, o[v]);
+      }
+    }
+    if constexpr (kHasOut)
+      for (int v = 0; v < kV; ++v) store(static_cast<T*>(a.out) + t * a.out_stride + v * kLanes, fma(skip, load(value + v * kLanes), o[v]));
   }
 }
 
@@ -128,7 +194,14 @@ void delta_rule_again_t(const DeltaBackwardTile& b) {
     float *state = b.states + t * size, *next = state + size;
     const T *value = static_cast<const T*>(a.v) + t * a.v_stride, *dout = static_cast<const T*>(b.dout) + t * b.dout_stride;
     Vec r[kV], d[kV], g[kV];
-    decay_state<kV>(state, cols, t == 0 ? a.state : state, t == 0 ? a.state_stride : cols, k, a.key_dim, a.decay[t * a.gate_stride], r);
+    const float *from = t == 0 ? a.state : state, decay = a.decay[t * a.gate_stride];
+    const std::int64_t from_stride = t == 0 ? a.state_stride : cols;
+    if (a.is_state_space) {
+      for (Vec& v : r) v = zero();
+      shrink_state<kV>(state, cols, from, from_stride, a.key_dim, decay);
+    } else {
+      decay_state<kV>(state, cols, from, from_stride, k, a.key_dim, decay, r);
+    }
     const Vec beta = set1(a.beta[t * a.gate_stride]);
     for (int v = 0; v < kV; ++v) {
       const Vec e = load(value + v * kLanes) - r[v];
@@ -179,14 +252,16 @@ void delta_rule_backward_t(const DeltaBackwardTile& b) {
         dd[v] = fma(key, ds, dd[v]);
       }
     }
-    Vec dbeta = zero(), dlog[kV];
+    Vec dbeta = zero(), dskip = zero(), dlog[kV];
     for (int v = 0; v < kV; ++v) {
-      const Vec dv = set1(beta) * dd[v];
-      store(static_cast<T*>(b.dv) + t * b.dv_stride + v * kLanes, dv);
-      dr[v] = zero() - dv;
-      dbeta = fma(dd[v], load(b.deltas + (2 * t + 1) * cols + v * kLanes), dbeta);
+      const Vec dv = set1(beta) * dd[v], e = load(b.deltas + (2 * t + 1) * cols + v * kLanes);
+      store(static_cast<T*>(b.dv) + t * b.dv_stride + v * kLanes, a.is_state_space ? fma(set1(a.skip), g[v], dv) : dv);
+      dr[v] = a.is_state_space ? zero() : zero() - dv;
+      dbeta = fma(dd[v], e, dbeta);
+      dskip = fma(g[v], e, dskip);
       dlog[v] = zero();
     }
+    if (a.is_state_space) b.dskip[t * a.gate_stride] += reduce_add(dskip);
     b.dbeta[t * a.gate_stride] += reduce_add(dbeta);
     const Vec factor = set1(decay);
     float* dk = b.dk + t * a.key_dim;
@@ -225,6 +300,14 @@ inline void with_vectors(int num_cols, Body body) {
 void delta_rule(const DeltaTile& a) {
   with_vectors(a.num_cols, [&](auto vectors) {
     constexpr int kV = decltype(vectors)::value;
+    if (a.is_state_space) {
+      if (a.out != nullptr) {
+        PRL_BY_DTYPE(a.dtype, (state_space_t<kV, true, float>(a)), (state_space_t<kV, true, BFloat16>(a)))
+      } else {
+        PRL_BY_DTYPE(a.dtype, (state_space_t<kV, false, float>(a)), (state_space_t<kV, false, BFloat16>(a)))
+      }
+      return;
+    }
     if (a.out != nullptr) {
       PRL_BY_DTYPE(a.dtype, (delta_rule_t<kV, true, float>(a)), (delta_rule_t<kV, true, BFloat16>(a)))
     } else {
@@ -239,31 +322,35 @@ void delta_rule_backward(const DeltaBackwardTile& b) {
   });
 }
 
-/// sum over w of weight[w] * x[w], in that order; rows that are null lie before the sequence.
+/// bias + sum over w of weight[w] * x[w], in that order; rows that are null lie before the sequence.
 template <typename T>
-inline Vec conv_sum(const T* const* x, const float* weight, std::int64_t weight_stride, int num_taps, std::int64_t i, int l) {
-  Vec sum = zero();
+inline Vec conv_sum(const T* const* x, const float* weight, std::int64_t weight_stride, int num_taps, const float* bias, std::int64_t i,
+                    int l) {
+  Vec sum = bias != nullptr ? get(bias + i, l) : zero();
   for (int w = 0; w < num_taps; ++w)
     if (x[w] != nullptr) sum = fma(get(weight + w * weight_stride + i, l), get(x[w] + i, l), sum);
   return sum;
 }
 template <typename T>
-void conv_row_t(T* y, const void* const* x, const float* weight, std::int64_t weight_stride, int num_taps, std::int64_t n) {
+void conv_row_t(T* y, const void* const* x, const float* weight, std::int64_t weight_stride, int num_taps, const float* bias,
+                std::int64_t n) {
   const T* rows[kMaxConvTaps];
   for (int w = 0; w < num_taps; ++w) rows[w] = static_cast<const T*>(x[w]);
   for_vectors(n, [&](std::int64_t i, int l) {
-    const Vec sum = conv_sum(rows, weight, weight_stride, num_taps, i, l);
+    const Vec sum = conv_sum(rows, weight, weight_stride, num_taps, bias, i, l);
     put(y + i, sum * sigmoid(sum), l);
   });
 }
-void conv_row(void* y, const void* const* x, const float* weight, std::int64_t weight_stride, int num_taps, std::int64_t n, DType t) {
-  PRL_BY_DTYPE(t, conv_row_t(f32(y), x, weight, weight_stride, num_taps, n), conv_row_t(bf16(y), x, weight, weight_stride, num_taps, n))
+void conv_row(void* y, const void* const* x, const float* weight, std::int64_t weight_stride, int num_taps, const float* bias,
+              std::int64_t n, DType t) {
+  PRL_BY_DTYPE(t, conv_row_t(f32(y), x, weight, weight_stride, num_taps, bias, n),
+               conv_row_t(bf16(y), x, weight, weight_stride, num_taps, bias, n))
 }
 
 template <typename T>
 void conv_backward_t(const ConvBackward& a) {
   const int W = a.num_taps;
-  alignas(64) float ring[kMaxConvTaps][kConvCols], dw[kMaxConvTaps][kConvCols] = {};
+  alignas(64) float ring[kMaxConvTaps][kConvCols], dw[kMaxConvTaps][kConvCols] = {}, dbias[kConvCols] = {};
   // The gradient of input s, whose taps are those of tokens s to s + W - 1, as far as the sequence goes.
   const auto write_dx = [&](std::int64_t s) {
     for_vectors(a.num_cols, [&](std::int64_t i, int l) {
@@ -282,9 +369,10 @@ void conv_backward_t(const ConvBackward& a) {
     }
     const T* dy = static_cast<const T*>(a.dy) + t * a.dy_stride;
     for_vectors(a.num_cols, [&](std::int64_t i, int l) {
-      const Vec sum = conv_sum(rows, a.weight, a.weight_stride, W, i, l), s = sigmoid(sum);
+      const Vec sum = conv_sum(rows, a.weight, a.weight_stride, W, a.bias, i, l), s = sigmoid(sum);
       const Vec d = get(dy + i, l) * fma(sum * s, set1(1.0f) - s, s);
       put(ring[t % W] + i, d, l);
+      put(dbias + i, get(dbias + i, l) + d, l);
       for (int w = 0; w < W; ++w)
         if (rows[w] != nullptr) put(dw[w] + i, fma(d, get(rows[w] + i, l), get(dw[w] + i, l)), l);
     });
@@ -292,6 +380,7 @@ void conv_backward_t(const ConvBackward& a) {
   }
   for (std::int64_t s = a.num_tokens < W ? 0 : a.num_tokens - (W - 1); s < a.num_tokens; ++s) write_dx(s);
   for (int w = 0; w < W; ++w) accumulate_t(a.dweight + w * a.weight_stride, dw[w], a.num_cols);
+  if (a.bias != nullptr) accumulate_t(a.dbias, dbias, a.num_cols);
 }
 void conv_backward(const ConvBackward& a) { PRL_BY_DTYPE(a.dtype, conv_backward_t<float>(a), conv_backward_t<BFloat16>(a)) }
 
@@ -326,6 +415,46 @@ void gated_norm_backward_t(T* dx, T* dgate, float* dw, const T* dy, const T* x, 
 void gated_norm_backward(const GatedNormGrad& g, std::int64_t n, DType t) {
   PRL_BY_DTYPE(t, gated_norm_backward_t(f32(g.dx), f32(g.dgate), g.dw, f32(g.dy), f32(g.x), f32(g.gate), g.w, n, g.eps),
                gated_norm_backward_t(bf16(g.dx), bf16(g.dgate), g.dw, bf16(g.dy), bf16(g.x), bf16(g.gate), g.w, n, g.eps))
+}
+
+template <typename T>
+void gated_group_norm_t(T* y, const T* x, const T* gate, const float* w, std::int64_t n, float eps) {
+  const auto opened = [&](std::int64_t i, int l) {
+    const Vec g = get(gate + i, l);
+    return get(x + i, l) * (g * sigmoid(g));
+  };
+  Vec squares = zero();
+  for_vectors(n, [&](std::int64_t i, int l) {
+    const Vec h = opened(i, l);
+    squares = fma(h, h, squares);
+  });
+  const Vec scale = set1(1.0f / __builtin_sqrtf(reduce_add(squares) / static_cast<float>(n) + eps));
+  for_vectors(n, [&](std::int64_t i, int l) { put(y + i, opened(i, l) * scale * get(w + i, l), l); });
+}
+void gated_group_norm(void* y, const void* x, const void* gate, const float* w, std::int64_t n, float eps, DType t) {
+  PRL_BY_DTYPE(t, gated_group_norm_t(f32(y), f32(x), f32(gate), w, n, eps), gated_group_norm_t(bf16(y), bf16(x), bf16(gate), w, n, eps))
+}
+template <typename T>
+void gated_group_norm_backward_t(const GatedNormGrad& a, std::int64_t n) {
+  const T *x = static_cast<const T*>(a.x), *gate = static_cast<const T*>(a.gate), *dy = static_cast<const T*>(a.dy);
+  Vec squares = zero(), dots = zero();
+  for_vectors(n, [&](std::int64_t i, int l) {
+    const Vec g = get(gate + i, l), h = get(x + i, l) * (g * sigmoid(g));
+    squares = fma(h, h, squares);
+    dots = fma(get(dy + i, l) * get(a.w + i, l), h, dots);
+  });
+  const float scale = 1.0f / __builtin_sqrtf(reduce_add(squares) / static_cast<float>(n) + a.eps);
+  const Vec s = set1(scale), k = set1(reduce_add(dots) * scale * scale * scale / static_cast<float>(n));
+  for_vectors(n, [&](std::int64_t i, int l) {
+    const Vec v = get(x + i, l), g = get(gate + i, l), open = sigmoid(g), silu = g * open, h = v * silu, d = get(dy + i, l);
+    const Vec dh = fnma(k, h, d * get(a.w + i, l) * s);
+    put(a.dw + i, fma(d, h * s, get(a.dw + i, l)), l);
+    put(static_cast<T*>(a.dgate) + i, dh * v * fma(silu, set1(1.0f) - open, open), l);
+    put(static_cast<T*>(a.dx) + i, dh * silu, l);
+  });
+}
+void gated_group_norm_backward(const GatedNormGrad& g, std::int64_t n, DType t) {
+  PRL_BY_DTYPE(t, gated_group_norm_backward_t<float>(g, n), gated_group_norm_backward_t<BFloat16>(g, n))
 }
 
 template <typename T>

@@ -111,6 +111,21 @@ void gelu_tanh_t(T* out, const T* x, std::int64_t n) {
 }
 
 template <typename T>
+void squared_relu_t(T* out, const T* x, std::int64_t n) {
+  for_vectors(n, [&](std::int64_t i, int l) {
+    const Vec r = max(zero(), get(x + i, l));  // a NaN, the second operand, remains
+    put(out + i, r * r, l);
+  });
+}
+template <typename T>
+void squared_relu_backward_t(T* dx, const T* dout, const T* x, std::int64_t n) {
+  for_vectors(n, [&](std::int64_t i, int l) {
+    const Vec r = max(zero(), get(x + i, l));
+    put(dx + i, get(dout + i, l) * (r + r), l);
+  });
+}
+
+template <typename T>
 void geglu_t(T* out, const T* gate, const T* up, std::int64_t n) {
   for_vectors(n, [&](std::int64_t i, int l) { put(out + i, Gelu(get(gate + i, l)).value * get(up + i, l), l); });
 }
@@ -253,6 +268,12 @@ void layer_norm(void* y, const void* x, const float* w, const float* b, std::int
 }
 void gelu_tanh(void* out, const void* x, std::int64_t n, DType t) {
   PRL_BY_DTYPE(t, gelu_tanh_t(f32(out), f32(x), n), gelu_tanh_t(bf16(out), bf16(x), n))
+}
+void squared_relu(void* out, const void* x, std::int64_t n, DType t) {
+  PRL_BY_DTYPE(t, squared_relu_t(f32(out), f32(x), n), squared_relu_t(bf16(out), bf16(x), n))
+}
+void squared_relu_backward(void* dx, const void* dout, const void* x, std::int64_t n, DType t) {
+  PRL_BY_DTYPE(t, squared_relu_backward_t(f32(dx), f32(dout), f32(x), n), squared_relu_backward_t(bf16(dx), bf16(dout), bf16(x), n))
 }
 void geglu(void* out, const void* gate, const void* up, std::int64_t n, DType t) {
   PRL_BY_DTYPE(t, geglu_t(f32(out), f32(gate), f32(up), n), geglu_t(bf16(out), bf16(gate), bf16(up), n))
