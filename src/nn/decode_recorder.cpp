@@ -10,8 +10,8 @@
 namespace prl::nn {
 namespace {
 
-/// Numbers of rows that are recorded: 2, 4, 8, then steps of 8 up to 64, of 16 up to 256, of 64 beyond. A product of one row costs more than
-/// one of two.
+/// Numbers of rows that are recorded: 2, 4, 8, then steps of 8 up to 64, of 16 up to 256, of 64 beyond. A product of one row costs more
+/// than one of two.
 std::int64_t rows_for(std::int64_t rows) {
   if (rows <= 8) return std::max<std::int64_t>(2, static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(rows))));
   const std::int64_t unit = rows <= 64 ? 8 : rows <= 256 ? 16 : 64;

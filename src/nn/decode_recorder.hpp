@@ -14,9 +14,9 @@
 namespace prl::nn {
 
 /// Steps of one new token per sequence, or of a few with the guesses behind it, on a device that can record its work: everything from the
-/// embedding to the last norm is one launch. Batches are filled up to one of a few sizes with rows that belong to no sequence, so that few recordings serve all.
-/// Invariants: a recording is used only while all memory that it names is where it was; recorded work writes no weight, for its kernels
-/// may read weights before the kernels in front of them have ended.
+/// embedding to the last norm is one launch. Batches are filled up to one of a few sizes with rows that belong to no sequence, so that few
+/// recordings serve all. Invariants: a recording is used only while all memory that it names is where it was; recorded work writes no
+/// weight, for its kernels may read weights before the kernels in front of them have ended.
 class DecodeRecorder {
  public:
   DecodeRecorder(ops::OpContext& ctx, ops::SharedLayers shared);

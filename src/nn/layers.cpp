@@ -492,7 +492,6 @@ Var decoder_forward(Frame& frame, const BoundModel& model, const ops::TokenIds& 
   Frame first = frame.in(*region);
   stream.residual_TH = autograd::embedding(first, w.embedding_VH(), g != nullptr ? view_or_none(g->grad(Block::kEmbedding)) : TensorView{},
                                            ids, embedding_scale(w));
-
   put_features(frame, model.features, stream.residual_TH.value);
 
   // Without a tape two pairs of stream buffers take turns, or three where a layer may leave its input's sum where it is, and everything

@@ -96,7 +96,8 @@ class EightBitTest : public OpTest {
 TEST_P(EightBitTest, ProductsHaveTheBitsOfRoundedWeights) {
   Session s(kind(), 2);
   const std::int64_t kRows = 130;
-  for (const auto& [N, K, has_bias] : {std::tuple{208, 576, true}, {75, 300, false}, {37, 45, true}, {96, 1040, false}, {4112, 128, true}}) {
+  for (const auto& [N, K, has_bias] :
+       {std::tuple{208, 576, true}, {75, 300, false}, {37, 45, true}, {96, 1040, false}, {4112, 128, true}}) {
     if (N > kMinOutputsOfCodes && !kind().is_cuda) continue;  // CPUs read codes of all sizes
     SCOPED_TRACE(K);
     // Rows of magnitudes far apart, and one of zeros.

@@ -21,8 +21,8 @@ struct LinearFusion {
 /// `linear` with the ops of `fusion`. `y_TN` may be the residual.
 bool linear_fused(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearWeight& w, const LinearFusion& fusion);
 
-/// norm_rope_to_cache and attention_decode of an index without has_next_tokens; q of a token without a slot sees its own key all the same. In recorded work at least
-/// `embedding` stands between plan_decode and this.
+/// norm_rope_to_cache and attention_decode of an index without has_next_tokens; q of a token without a slot sees its own key all the same.
+/// In recorded work at least `embedding` stands between plan_decode and this.
 bool attention_decode_fused(OpContext& ctx, TensorView out_BHD, const HeadInputs& in, const KvLayer& layer, const DecodeIndex& index,
                             ConstTensorView plan, float scale, std::int64_t window = 0, ConstTensorView sinks_H = {});
 

@@ -71,7 +71,7 @@ class HeldVersions {
   std::map<std::int64_t, std::shared_ptr<const Held>> held_;
   std::vector<std::weak_ptr<const Held>> on_device_;  ///< all but the newest that anybody uses
   std::vector<std::shared_ptr<const Held>> spares_;   ///< in host memory, not held any more; at most one
-  std::shared_ptr<HostLink> link_;  ///< of the thread; nullptr: there was no memory for it
+  std::shared_ptr<HostLink> link_;                    ///< of the thread; nullptr: there was no memory for it
   std::jthread thread_;
 };
 

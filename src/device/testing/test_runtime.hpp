@@ -4,8 +4,8 @@
 
 namespace prl {
 
-/// Whether this is the program of a module's tests that needs a GPU. Tests that CUDA_TESTS names (cmake/prl.cmake) are compiled once and are
-/// part of both programs: of <module>_test, where they test the CPU, and of <module>_cuda_test.
+/// Whether this is the program of a module's tests that needs a GPU. Tests that CUDA_TESTS names (cmake/prl.cmake) are compiled once and
+/// are part of both programs: of <module>_test, where they test the CPU, and of <module>_cuda_test.
 bool tests_gpu() noexcept;
 
 /// The device of such a test.

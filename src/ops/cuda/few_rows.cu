@@ -190,7 +190,7 @@ void few_rows_product(const OpContext& ctx, const Product& p, const FewRowsTile&
   const std::int64_t more_rows = fusion.experts != nullptr ? (fusion.experts->num_experts - 1) * fusion.experts->rows_apart : 0;
   a.weights = eight           ? codes_map(p, t.columns, blocks, fusion.swiglu)
               : fusion.swiglu ? gate_up_map(p, more_rows, t.columns, blocks)
-                            : rows_map(p.b, p.N + more_rows, p.K, p.b_stride, t.columns, t.ranks > 0 && !is_apart ? 1 : blocks);
+                              : rows_map(p.b, p.N + more_rows, p.K, p.b_stride, t.columns, t.ranks > 0 && !is_apart ? 1 : blocks);
   if (fusion.experts != nullptr) {
     a.row_tiles = fusion.experts->tiles;
     a.rows_apart = static_cast<int>(fusion.experts->rows_apart);

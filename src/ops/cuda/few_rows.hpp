@@ -16,10 +16,10 @@ namespace prl::ops::cuda {
 
 /// How a product of few rows is cut.
 struct FewRowsTile {
-  int rows = 8;     ///< of out per block: 8, 16, 32, 64 or 128
-  int columns = 8;  ///< of out per block: a multiple of 8 up to 64
-  int slots = 1;    ///< steps along K that are in shared memory at a time
-  int ranks = 0;    ///< rows of an adapter's A that a block has room for
+  int rows = 8;        ///< of out per block: 8, 16, 32, 64 or 128
+  int columns = 8;     ///< of out per block: a multiple of 8 up to 64
+  int slots = 1;       ///< steps along K that are in shared memory at a time
+  int ranks = 0;       ///< rows of an adapter's A that a block has room for
   int code_slots = 0;  ///< steps whose weights are in shared memory as codes at a time; 0: they are not read as Product::b_codes
 };
 /// Rows that one expert's matrix is multiplied with: [first, first + count) of the product's rows.

@@ -9,8 +9,8 @@
 #include "ops/cuda/gpu_bench.hpp"
 #include "ops/cuda/linear_weight.hpp"
 
-// Products of few rows on one GPU, recorded one after another as in a step of decoding, with weights of 16 and of 8 bits that are not in the
-// second-level cache: microseconds of one. Times are medians of replays between events.
+// Products of few rows on one GPU, recorded one after another as in a step of decoding, with weights of 16 and of 8 bits that are not in
+// the second-level cache: microseconds of one. Times are medians of replays between events.
 
 namespace prl::ops {
 namespace {
@@ -29,7 +29,7 @@ struct Bench : GpuBench {
     return 1e3 * milliseconds([&](int) { recorded->run(); }, 2) / static_cast<double>(num_products);
   }
   double microseconds(const std::vector<LinearWeightPtr>& weights, TensorView y, ConstTensorView x, const LinearFusion& fusion) {
-    return microseconds(weights.size(), [&](std::size_t i) { PRL_CHECK(linear_fused(ctx, y, x, *weights[i], fusion), "refused"); });
+    return microseconds(weights.size(), [&](std::size_t i) { (void)linear_fused(ctx, y, x, *weights[i], fusion); });
   }
   /// By the tile that is the fastest for codes.
   void print_best(const std::vector<LinearWeightPtr>& weights, TensorView y, ConstTensorView x, const cuda::FewRowsFusion& fusion) {
@@ -67,6 +67,7 @@ struct Bench : GpuBench {
       LinearFusion fusion;
       fusion.swiglu = swiglu;
       if (has_norm && rows <= cuda::kMaxNormRows && K <= cuda::kMaxNormColumns) fusion.norm_K = norm;
+      if (!linear_fused(ctx, y, x, *plain[0], fusion)) continue;  // a product of the library
       const double of_plain = microseconds(plain, y, x, fusion), of_eight = microseconds(eight, y, x, fusion);
       std::printf("%-14s [%5d, %5d] %3d rows: 16 bits %6.2f us, 8 bits %6.2f us, %.2fx\n", what, static_cast<int>(N), static_cast<int>(K),
                   static_cast<int>(rows), of_plain, of_eight, of_plain / of_eight);

@@ -24,9 +24,9 @@ CUtensorMap codes_map(const Product& p, int columns, int blocks, bool swiglu) {
   const auto num_eights = static_cast<std::uint64_t>(eights), blocks_of_K = static_cast<std::uint64_t>(p.K / kBlock);
   const auto box_blocks = static_cast<std::uint32_t>(blocks);
   if (!swiglu)
-    return words_map(p.b_codes.codes, {{kWords, num_eights, blocks_of_K},
-                                       {kWords, kWords * eights},
-                                       {kWords, static_cast<std::uint32_t>(columns / 8), box_blocks}});
+    return words_map(
+        p.b_codes.codes,
+        {{kWords, num_eights, blocks_of_K}, {kWords, kWords * eights}, {kWords, static_cast<std::uint32_t>(columns / 8), box_blocks}});
   constexpr std::int64_t kHalf = kWords / 2;
   return words_map_5(p.b_codes.codes, {{kHalf, 2, 2, num_eights / 2, blocks_of_K},
                                        {kHalf, kHalf * eights, kWords, kWords * eights},

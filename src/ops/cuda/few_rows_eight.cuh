@@ -96,7 +96,8 @@ __device__ __forceinline__ void widen_steps(const FewRowsArgs& a, int thread, un
   std::uint32_t factors[2];
   load_code_factors<kSwiglu>(a, thread, factors);
   const int column = thread / 4, i = thread % 4;  // columns 32 apart lie alike among their eights
-  const int first_place = column * kRowBytes + (2 * i ^ column % 8) * 16, second_place = column * kRowBytes + ((2 * i + 1) ^ column % 8) * 16;
+  const int first_place = column * kRowBytes + (2 * i ^ column % 8) * 16,
+            second_place = column * kRowBytes + ((2 * i + 1) ^ column % 8) * 16;
   const unsigned char* const codes = shared + a.codes_at + thread * kCodesOfThread;
   const int code_block = a.columns * kBlock, weight_block = a.columns * kRowBytes;
   // Of either kind there are at least as many slots as groups, but where there is one step.

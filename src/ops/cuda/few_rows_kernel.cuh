@@ -428,12 +428,13 @@ __device__ __forceinline__ RowsOfBlock<kOfExperts> rows_of_block(const FewRowsAr
 }
 
 /// Warps that copy weights and rows, then those of A and B of an adapter, or those that widen codes.
-constexpr int copying_threads(bool has_adapter, bool eight) { return 2 * kWarp + (has_adapter ? 2 * kWarp : eight ? kWideners * kWidening : 0); }
+constexpr int copying_threads(bool has_adapter, bool eight) {
+  return 2 * kWarp + (has_adapter ? 2 * kWarp : eight ? kWideners * kWidening : 0);
+}
 
 template <int kRows, typename T, bool kNorm, bool kSwiglu, AdapterPlace kAdapter, bool kOfExperts = false, bool kEight = false>
 __global__ void __launch_bounds__(computing_threads(kRows) + copying_threads(kAdapter != AdapterPlace::kNone, kEight),
-                                  kEight && !kNorm ? 2 : 1)
-    few_rows_kernel(const __grid_constant__ FewRowsArgs a) {
+                                  kEight && !kNorm ? 2 : 1) few_rows_kernel(const __grid_constant__ FewRowsArgs a) {
 #if PRL_HOPPER
   using Tile = cuda::Tile<kRows, kEight>;
   static_assert(!kNorm || !Tile::kHasRowsLeft);

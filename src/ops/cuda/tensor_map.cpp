@@ -43,8 +43,8 @@ CUtensorMap make_map(const void* data, const MapShapeOf<kRank>& s, CUtensorMapSw
     if (i > 0) strides[i - 1] = static_cast<cuuint64_t>(s.stride[i - 1]) * static_cast<cuuint64_t>(elements.bytes);
   }
   const CUresult result =
-      encode()(&map, elements.type, kRank, const_cast<void*>(data), extents, strides, s.box, steps,
-               CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      encode()(&map, elements.type, kRank, const_cast<void*>(data), extents, strides, s.box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS)
     fail(ErrorCode::kShape, "[ops] the tensor copy engine takes no view at {} of extents {}, {} elements apart (innermost first)", data,
          fmt::join(s.extent, ", "), fmt::join(s.stride, ", "));
