@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <future>
 #include <numeric>
@@ -408,8 +409,8 @@ TEST(HeldVersionsTest, AVersionThatCannotBeCopiedIsHeldNoMore) {
   class Broken final : public DeviceRuntime {
    public:
     Device device() const noexcept override { return {}; }
-    void* allocate(std::size_t) override { return nullptr; }
-    void deallocate(void*, std::size_t) noexcept override {}
+    void* allocate(std::size_t bytes) override { return std::malloc(bytes); }
+    void deallocate(void* memory, std::size_t) noexcept override { std::free(memory); }
     void copy_from_host(void*, const void*, std::size_t) override {}
     void copy_to_host(void*, const void*, std::size_t) override { fail(ErrorCode::kUnavailable, "the device is gone"); }
     void copy_within(void*, const void*, std::size_t) override {}
