@@ -48,13 +48,13 @@ PRL_HOST_AND_DEVICE constexpr float eight_bit_value(std::uint8_t code, int n) no
 /// w as its row with exponent n holds it.
 PRL_HOST_AND_DEVICE constexpr float eight_bit_rounded(float w, int n) noexcept { return eight_bit_value(eight_bit_code(w, n), n); }
 
-/// Of fewer outputs no kernel of a GPU reads codes: a step along K takes 0.2 us on an H200 until they are widened and multiplied with, in
-/// which the weights of so many outputs are read in 16 bits.
+/// Of matrices [N, K] with fewer outputs, or with so many and more inputs than that, no kernel of a GPU reads codes: a step along K takes
+/// 0.2 us on an H200 until they are widened and multiplied with, in which weights of 16 bits for some 3,600 outputs are read.
 inline constexpr std::int64_t kMinOutputsOfCodes = 4096;
-/// What a GPU may keep beside the values of a matrix [N, K]: its codes, and a factor of two bytes for each row, for kernels that take such
-/// shapes.
+/// What a GPU may keep beside the values of a matrix: its codes, and a factor of two bytes for each row, for kernels that take such shapes.
 constexpr std::int64_t eight_bit_code_bytes(std::int64_t N, std::int64_t K) noexcept {
-  return N % 16 == 0 && N >= kMinOutputsOfCodes && K % 64 == 0 ? N * (K + 2) : 0;
+  const bool gains = N > kMinOutputsOfCodes || (N == kMinOutputsOfCodes && K <= kMinOutputsOfCodes);
+  return gains && N % 16 == 0 && K % 64 == 0 ? N * (K + 2) : 0;
 }
 
 }  // namespace prl::ops

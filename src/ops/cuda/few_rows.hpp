@@ -55,7 +55,7 @@ constexpr std::int64_t kMaxNormRows = 16, kMaxNormColumns = 1024;
 constexpr int kBesideBytes = 16 * 1024;
 
 /// Where there are codes, they are read by products of so few rows, which are bound by reading weights.
-constexpr std::int64_t kMaxEightBitRows = 64;
+constexpr std::int64_t kMaxEightBitRows = 32;
 
 /// Beyond these the library was as fast; more than 128 rows were measured before tiles were stored whole, and where K is larger only the
 /// last of them.

@@ -37,8 +37,7 @@ void launch_eight_bit_rows(const OpContext& ctx, const Product& p, const FewRows
   switch (rows) {
     case 8: return launch_rows<8>(ctx, p, a, swiglu);
     case 16: return launch_rows<16>(ctx, p, a, swiglu);
-    case 32: return launch_rows<32>(ctx, p, a, swiglu);
-    default: return launch_rows<64>(ctx, p, a, swiglu);
+    default: return launch_rows<32>(ctx, p, a, swiglu);
   }
 }
 
