@@ -169,6 +169,9 @@ class SharedLayersTest : public ::testing::TestWithParam<Kind> {
   std::vector<ops::OpContext*> devices_;
 };
 
+/// What has to do with heads and versions, not with what a layer computes.
+class SharedBlocksTest : public SharedLayersTest {};
+
 TEST_P(SharedLayersTest, TokensLogprobsAndProofAreThoseOfOneDevice) {
   const auto one = engine_of(whole(7, 1)), several = engine_of(shared(7, 1));
   expect_same(run(*several), run(*one));
@@ -185,7 +188,7 @@ TEST_P(SharedLayersTest, GuessesChangeNoBit) {
   EXPECT_GT(several->stats().num_accepted_tokens, 10) << "the second time they are known";
 }
 
-TEST_P(SharedLayersTest, EachDeviceKeepsItsPartOfBlocksInHostMemory) {
+TEST_P(SharedBlocksTest, EachDeviceKeepsItsPartOfBlocksInHostMemory) {
   EngineOptions small = options();
   small.num_blocks = 16;  // of one sequence
   small.num_host_blocks = 256;
@@ -198,7 +201,7 @@ TEST_P(SharedLayersTest, EachDeviceKeepsItsPartOfBlocksInHostMemory) {
   expect_same(run(*several), run(*one));
 }
 
-TEST_P(SharedLayersTest, EachDeviceKeepsItsPartOfBlocksInFiles) {
+TEST_P(SharedBlocksTest, EachDeviceKeepsItsPartOfBlocksInFiles) {
   const prl::testing::TempFolder folder;
   EngineOptions small = options();
   small.num_blocks = 16;  // of one sequence
@@ -223,7 +226,7 @@ TEST_P(SharedLayersTest, EachDeviceKeepsItsPartOfBlocksInFiles) {
   expect_same(run(*several), run(*one));
 }
 
-TEST_P(SharedLayersTest, NewWeightsTakeEffectOnAllDevices) {
+TEST_P(SharedBlocksTest, NewWeightsTakeEffectOnAllDevices) {
   const auto one = engine_of(whole(7, 1)), several = engine_of(shared(7, 1));
   const auto before = run(*several);
   expect_same(several->update_weights(shared(8, 2, several->weights()), kPatience), one->update_weights(whole(8, 2), kPatience));
@@ -304,16 +307,21 @@ TEST_P(SharedLayersTest, DamagedValuesAreRefusedByTheirTensor) {
   }
 }
 
+std::string name_of(const ::testing::TestParamInfo<Kind>& kind) {
+  return std::string(kind.param.family) + (kind.param.compute == DType::kBF16 ? "_bf16_" : "_f32_") +
+         std::to_string(kind.param.num_devices);
+}
 INSTANTIATE_TEST_SUITE_P(Kinds, SharedLayersTest,
                          ::testing::Values(Kind{"llama", DType::kF32, 2}, Kind{"qwen2", DType::kF32, 4}, Kind{"qwen3", DType::kBF16, 2},
                                            Kind{"qwen2", DType::kBF16, 4}, Kind{"qwen3_moe", DType::kF32, 2},
                                            Kind{"qwen3_moe", DType::kBF16, 4}, Kind{"glm4_moe", DType::kF32, 4},
                                            Kind{"glm4_moe", DType::kBF16, 2}, Kind{"smollm3", DType::kBF16, 2},
                                            Kind{"mistral", DType::kBF16, 2, 10}, Kind{"mixtral", DType::kBF16, 2}),
-                         [](const auto& kind) {
-                           return std::string(kind.param.family) + (kind.param.compute == DType::kBF16 ? "_bf16_" : "_f32_") +
-                                  std::to_string(kind.param.num_devices);
-                         });
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(Kinds, SharedBlocksTest,
+                         ::testing::Values(Kind{"llama", DType::kF32, 2}, Kind{"qwen2", DType::kBF16, 4},
+                                           Kind{"qwen3_moe", DType::kBF16, 4}, Kind{"mistral", DType::kBF16, 2, 10}),
+                         name_of);
 
 }  // namespace
 }  // namespace prl::engine

@@ -277,6 +277,7 @@ TEST_P(ExactnessTest, StartedGradientsAreThoseOfZeroedOnes) {
     const std::vector<float> dlogp(packed.ids.size(), 0.25f);
     Parameters& parameters = *model.parameters;
     for (const int freq : {0, 1}) {
+      if (freq == 1 && GetParam().is_wide) continue;  // the same products
       TrainableModel trainable(model.ctx(), parameters, {freq});
       const auto run = [&](bool is_started, std::span<const std::int32_t> targets, int times) {
         parameters.ensure_grads();

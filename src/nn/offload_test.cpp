@@ -53,6 +53,9 @@ class OffloadTest : public ::testing::TestWithParam<OffloadCase> {
   Packed packed_;
 };
 
+/// What is offloaded follows from a layer's parts, how many at a time from their number: that is tried with some models.
+bool tries_all(std::string_view family) { return family == "qwen3" || family == "qwen3_5_text" || family == "nemotron_h"; }
+
 const std::vector<ActivationCheckpointing> kCheckpointings{{}, {1}, {2}, {3}, {1, {.norm = true}}, {2, {true, true, true}}};
 
 TEST_P(OffloadTest, ChangesNoBit) {
@@ -65,7 +68,7 @@ TEST_P(OffloadTest, ChangesNoBit) {
   else
     links.push_back(std::make_shared<LazyHostLink>(runtime_));
   for (const ActivationCheckpointing& checkpointing : kCheckpointings)
-    for (const int max_inflight : {1, 2, 20})
+    for (const int max_inflight : tries_all(GetParam().family) ? std::vector{1, 2, 20} : std::vector{1})
       for (std::size_t link = max_inflight == 2 ? 0 : 1; link < links.size(); ++link) {  // the second is the stricter one
         TrainableModel model(ctx(), *parameters_, checkpointing, {links[link], max_inflight});
         const std::string what =
@@ -86,7 +89,7 @@ TEST_P(OffloadTest, TakesWhatIsForetold) {
   TrainableModel warm_up(ctx(), *parameters_, {});
   step(warm_up);
   for (const ActivationCheckpointing& checkpointing : kCheckpointings)
-    for (const int max_inflight : {1, 3}) {
+    for (const int max_inflight : tries_all(GetParam().family) ? std::vector{1, 3} : std::vector{3}) {
       const std::size_t before = runtime_->bytes_in_use();
       // The host's memory is the device's here: the link counts what it hands out.
       const auto host = std::make_shared<LazyHostLink>(make_cpu_runtime());

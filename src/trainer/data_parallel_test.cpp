@@ -94,6 +94,7 @@ TEST(GatheredLayers, FamiliesAndPrecisionsGiveTheBitsOfWholeWeights) {
       model.tie_word_embeddings = is_tied;
       nn::init_model(model, scratch.path);
       for (const DType compute : {DType::kF32, DType::kBF16}) {
+        if (family != "qwen3" && is_tied != (compute == DType::kF32)) continue;  // neither has to do with the other
         const Trace alone = train({.compute = compute, .num_steps = 2}, scratch.path, nullptr);
         for (const int size : family == "qwen3" ? std::vector{1, 2, 3, 4} : std::vector{3})
           for (const Trace& trace :
