@@ -307,7 +307,7 @@ TEST_P(SharedLayersTest, DamagedValuesAreRefusedByTheirTensor) {
   }
 }
 
-std::string name_of(const ::testing::TestParamInfo<Kind>& kind) {
+std::string kind_name(const ::testing::TestParamInfo<Kind>& kind) {
   return std::string(kind.param.family) + (kind.param.compute == DType::kBF16 ? "_bf16_" : "_f32_") +
          std::to_string(kind.param.num_devices);
 }
@@ -317,11 +317,11 @@ INSTANTIATE_TEST_SUITE_P(Kinds, SharedLayersTest,
                                            Kind{"qwen3_moe", DType::kBF16, 4}, Kind{"glm4_moe", DType::kF32, 4},
                                            Kind{"glm4_moe", DType::kBF16, 2}, Kind{"smollm3", DType::kBF16, 2},
                                            Kind{"mistral", DType::kBF16, 2, 10}, Kind{"mixtral", DType::kBF16, 2}),
-                         name_of);
+                         kind_name);
 INSTANTIATE_TEST_SUITE_P(Kinds, SharedBlocksTest,
                          ::testing::Values(Kind{"llama", DType::kF32, 2}, Kind{"qwen2", DType::kBF16, 4},
                                            Kind{"qwen3_moe", DType::kBF16, 4}, Kind{"mistral", DType::kBF16, 2, 10}),
-                         name_of);
+                         kind_name);
 
 }  // namespace
 }  // namespace prl::engine
