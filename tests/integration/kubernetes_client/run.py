@@ -234,7 +234,7 @@ def test_the_image_has_the_libraries_of_the_binary():
         # Debian's packages of libraries are named after them: libfmt.so.9 is in libfmt9, libpcre2-8.so.0 in libpcre2-8-0.
         stem, version = re.fullmatch(r"(.*)\.so\.?(.*)", library).groups()
         plain = (stem + ("-" if stem[-1].isdigit() else "") + version).replace("_", "-").lower()
-        known = {"libz1": "zlib1g", "libboost-json1.81.0": "libboost-json1.81.0", "libsnappy1": "libsnappy1v5", "libcrypto3": "libssl3"}
+        known = {"libz1": "zlib1g", "libboost-json1.81.0": "libboost-json1.81.0", "libsnappy1": "libsnappy1v5", "libcrypto3": "libssl3", "libjpeg62": "libjpeg62-turbo"}
         check(known.get(plain, plain) in packages, f"the image lacks {library}: {known.get(plain, plain)} is not in {sorted(packages)}")
 
 
