@@ -92,6 +92,9 @@ struct FullArgs {
 template <typename T, int kQuarter>
 __global__ void __launch_bounds__(kFullThreads) attention_full_kernel(const FullArgs<T> a) {
   extern __shared__ float tiles[];  // keys, then values, [kFullKeys][head_dim] each
+  // Not in registers: the loops over keys would have to be unrolled whole, which takes a minute to compile.
+  __shared__ float scores_of[kFullQueries][kFullKeys + 1];
+  float* const scores = scores_of[threadIdx.x / kFullLanes];
   const int sequence = static_cast<int>(blockIdx.z), head = static_cast<int>(blockIdx.y), D = a.head_dim;
   const std::int64_t begin = a.cu_seqlens[sequence], length = a.cu_seqlens[sequence + 1] - begin;
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kFullQueries;
@@ -118,32 +121,30 @@ __global__ void __launch_bounds__(kFullThreads) attention_full_kernel(const Full
       values[at] = to_float(a.v[(begin + k0 + key) * a.v_stride + kv + d]);
     }
     __syncthreads();
-    float scores[kFullKeys];
     float tile_top = -INFINITY;
-#pragma unroll
-    for (int key = 0; key < kFullKeys; ++key) {
+#pragma unroll 1
+    for (int key = 0; key < count; ++key) {
       float dot = 0.0f;
-      if (key < count) {
 #pragma unroll
-        for (int i = 0; i < kQuarter; ++i) {
-          const int d = i * kFullLanes + lane;
-          if (d < D) dot = fmaf(q[i], keys[key * D + d], dot);
-        }
+      for (int i = 0; i < kQuarter; ++i) {
+        const int d = i * kFullLanes + lane;
+        if (d < D) dot = fmaf(q[i], keys[key * D + d], dot);
       }
       dot = dot + __shfl_xor_sync(kFullWarp, dot, 1);
       dot = dot + __shfl_xor_sync(kFullWarp, dot, 2);
-      scores[key] = key < count ? dot * a.scale : -INFINITY;
-      tile_top = fmaxf(tile_top, scores[key]);
+      const float score = dot * a.scale;
+      if (lane == 0) scores[key] = score;
+      tile_top = fmaxf(tile_top, score);
     }
+    __syncwarp();
     const float before = top;
     top = fmaxf(top, tile_top);
     const float rescale = before == top ? 1.0f : expf(before - top);
     total *= rescale;
 #pragma unroll
     for (int i = 0; i < kQuarter; ++i) sum[i] *= rescale;
-#pragma unroll
-    for (int key = 0; key < kFullKeys; ++key) {
-      if (key >= count) break;
+#pragma unroll 1
+    for (int key = 0; key < count; ++key) {
       const float weight = expf(scores[key] - top);
       total += weight;
 #pragma unroll
@@ -165,7 +166,7 @@ __global__ void __launch_bounds__(kFullThreads) attention_full_kernel(const Full
 template <typename T, int kQuarter>
 void launch_full(OpContext& ctx, const FullArgs<T>& a, dim3 grid) {
   const std::size_t bytes = 2 * kFullKeys * static_cast<std::size_t>(a.head_dim) * sizeof(float);
-  if (bytes > 48 * 1024)
+  if (bytes > 40 * 1024)  // with the scores more than a kernel has unasked
     PRL_CUDA_CHECK(
         cudaFuncSetAttribute(attention_full_kernel<T, kQuarter>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
   attention_full_kernel<T, kQuarter><<<grid, kFullThreads, bytes, stream_of(ctx)>>>(a);
