@@ -251,7 +251,7 @@ TEST_P(SharedLayersTest, RowsOfAdaptersHaveTheBitsOfOneDevice) {
   EXPECT_NE(several->proof_of("a", kPatience).checksum, several->proof(kPatience).checksum);
 }
 
-TEST_P(SharedLayersTest, TheAdapterOfAPolicyIsThatOfOneDevice) {
+TEST_P(SharedBlocksTest, TheAdapterOfAPolicyIsThatOfOneDevice) {
   const nn::StoredAdapterPtr stored = adapter(2);
   auto of_one = std::make_shared<nn::Weights>(*whole(7, 1)), of_several = std::make_shared<nn::Weights>(*shared(7, 1));
   of_one->adapter = nn::pack_adapter(*devices_[0], config_, *stored);

@@ -153,7 +153,7 @@ TEST_P(EightBitTest, SharedAndRefilledWeightsAreThoseMadeAnew) {
 
 TEST_P(EightBitTest, CpusKeepTheCodesAloneAndGpusBesideTheValuesIfAtAll) {
   Session s(kind());
-  const std::int64_t N = kMinOutputsOfCodes, K = 512;
+  const std::int64_t N = kMinOutputsOfCodes, K = 64;
   const Tensor w = s.random({N, K}, dtype(), 1);
   const auto bytes = static_cast<std::int64_t>(pack_linear(s.ctx, w.view(), {}, dtype(), false, WeightUse::kEightBit)->num_bytes());
   const std::int64_t values = N * K * static_cast<std::int64_t>(size_of(dtype()));
