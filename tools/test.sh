@@ -36,8 +36,8 @@ fi
 for pid in ${preparing[@]+"${preparing[@]}"}; do wait "$pid"; done
 preparing=()
 cat "$work"/* 2>/dev/null
-# Most integration tests wait for processes most of the time: one more than there are processors, at most eight, run at once.
-jobs=$(( $(nproc) < 8 ? $(nproc) + 1 : 8 ))
+# Most integration tests wait for processes most of the time: two more than there are processors, at most eight, run at once.
+jobs=$(( $(nproc) < 7 ? $(nproc) + 2 : 8 ))
 ctest --test-dir "$build" --output-on-failure --no-tests=error --parallel "${CTEST_PARALLEL_LEVEL:-$jobs}" "$@" 2>&1 | tee "$log"
 status=${PIPESTATUS[0]}
 passed=$(grep -cE '^ *[0-9]+/[0-9]+ Test .* Passed' "$log")
