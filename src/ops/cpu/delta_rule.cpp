@@ -478,73 +478,67 @@ void delta_rule_backward(OpContext& ctx, const DeltaRuleGrads& grads, ConstTenso
   run_gates_backward(ctx, grads, in, rows, z, memory.dgates, memory.sums);
 }
 
-void gated_head_norm(OpContext& ctx, TensorView y_TV, ConstTensorView x_TV, ConstTensorView gate_TV, ConstTensorView w_D, float eps) {
-  const std::int64_t D = w_D.shape[0], V = x_TV.shape.num_cols();
-  const Kernels& k = kernels(ctx);
-  parallel_rows(ctx, x_TV.shape.num_rows(), 8 * V, [&](std::int64_t begin, std::int64_t end) {
+namespace {
+
+/// Norms of D elements each across a row, with the weight of an element at its place in w, or in each D of the row where w has no more.
+/// `cost` of an element, as parallel_rows() takes it.
+void gated_norms(OpContext& ctx, decltype(Kernels::gated_norm) norm, TensorView y_TV, ConstTensorView x_TV, ConstTensorView gate_TV,
+                 ConstTensorView w, std::int64_t D, std::int64_t cost, float eps) {
+  const std::int64_t V = x_TV.shape.num_cols(), W = w.shape[0];
+  parallel_rows(ctx, x_TV.shape.num_rows(), cost * V, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t)
       for (std::int64_t c = 0; c < V; c += D)
-        k.gated_norm(row_bytes(y_TV, t, c), row_bytes(x_TV, t, c), row_bytes(gate_TV, t, c), w_D.as<float>(), D, eps, x_TV.dtype);
+        norm(row_bytes(y_TV, t, c), row_bytes(x_TV, t, c), row_bytes(gate_TV, t, c), w.as<float>() + c % W, D, eps, x_TV.dtype);
   });
+}
+
+struct GatedNorms {
+  TensorView dx_TV, dgate_TV, dw;
+  ConstTensorView dy_TV, x_TV, gate_TV, w;
+};
+/// The weight's gradient is summed over blocks of rows, whose sums are added in order.
+void gated_norms_backward(OpContext& ctx, decltype(Kernels::gated_norm_backward) norm, const GatedNorms& n, std::int64_t D, float eps) {
+  const std::int64_t W = n.w.shape[0], V = n.x_TV.shape.num_cols(), T = n.x_TV.shape.num_rows();
+  const std::int64_t blocks = ceil_div(T, kGateNormRows), stride = rounded_floats(W);
+  auto* partial = static_cast<float*>(ctx.workspace->require(static_cast<std::size_t>(blocks * stride) * sizeof(float)));
+  parallel(ctx, blocks, [&](std::int64_t b) {
+    float* dw = partial + b * stride;
+    std::fill_n(dw, W, 0.0f);
+    for (std::int64_t t = b * kGateNormRows; t < std::min(T, (b + 1) * kGateNormRows); ++t)
+      for (std::int64_t c = 0; c < V; c += D)
+        norm({.dx = row_bytes(n.dx_TV, t, c),
+              .dgate = row_bytes(n.dgate_TV, t, c),
+              .dw = dw + c % W,
+              .dy = row_bytes(n.dy_TV, t, c),
+              .x = row_bytes(n.x_TV, t, c),
+              .gate = row_bytes(n.gate_TV, t, c),
+              .w = n.w.as<float>() + c % W,
+              .eps = eps},
+             D, n.x_TV.dtype);
+  });
+  for (std::int64_t b = 0; b < blocks; ++b) kernels(ctx).accumulate(n.dw.as<float>(), partial + b * stride, W, DType::kF32);
+}
+
+}  // namespace
+
+void gated_head_norm(OpContext& ctx, TensorView y_TV, ConstTensorView x_TV, ConstTensorView gate_TV, ConstTensorView w_D, float eps) {
+  gated_norms(ctx, kernels(ctx).gated_norm, y_TV, x_TV, gate_TV, w_D, w_D.shape[0], 8, eps);
 }
 
 void gated_head_norm_backward(OpContext& ctx, TensorView dx_TV, TensorView dgate_TV, TensorView dw_D, ConstTensorView dy_TV,
                               ConstTensorView x_TV, ConstTensorView gate_TV, ConstTensorView w_D, float eps) {
-  const std::int64_t D = w_D.shape[0], V = x_TV.shape.num_cols(), T = x_TV.shape.num_rows();
-  const std::int64_t blocks = ceil_div(T, kGateNormRows), stride = rounded_floats(D);
-  auto* partial = static_cast<float*>(ctx.workspace->require(static_cast<std::size_t>(blocks * stride) * sizeof(float)));
-  const Kernels& k = kernels(ctx);
-  parallel(ctx, blocks, [&](std::int64_t b) {
-    float* dw = partial + b * stride;
-    std::fill_n(dw, D, 0.0f);
-    for (std::int64_t t = b * kGateNormRows; t < std::min(T, (b + 1) * kGateNormRows); ++t)
-      for (std::int64_t c = 0; c < V; c += D)
-        k.gated_norm_backward({.dx = row_bytes(dx_TV, t, c),
-                               .dgate = row_bytes(dgate_TV, t, c),
-                               .dw = dw,
-                               .dy = row_bytes(dy_TV, t, c),
-                               .x = row_bytes(x_TV, t, c),
-                               .gate = row_bytes(gate_TV, t, c),
-                               .w = w_D.as<float>(),
-                               .eps = eps},
-                              D, x_TV.dtype);
-  });
-  for (std::int64_t b = 0; b < blocks; ++b) k.accumulate(dw_D.as<float>(), partial + b * stride, D, DType::kF32);
+  gated_norms_backward(ctx, kernels(ctx).gated_norm_backward, {dx_TV, dgate_TV, dw_D, dy_TV, x_TV, gate_TV, w_D}, w_D.shape[0], eps);
 }
 
 void gated_group_norm(OpContext& ctx, TensorView y_TV, ConstTensorView x_TV, ConstTensorView gate_TV, ConstTensorView w_V,
                       std::int64_t num_groups, float eps) {
-  const std::int64_t V = w_V.shape[0], D = V / num_groups;
-  const Kernels& k = kernels(ctx);
-  parallel_rows(ctx, x_TV.shape.num_rows(), 12 * V, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t t = begin; t < end; ++t)
-      for (std::int64_t c = 0; c < V; c += D)
-        k.gated_group_norm(row_bytes(y_TV, t, c), row_bytes(x_TV, t, c), row_bytes(gate_TV, t, c), w_V.as<float>() + c, D, eps, x_TV.dtype);
-  });
+  gated_norms(ctx, kernels(ctx).gated_group_norm, y_TV, x_TV, gate_TV, w_V, w_V.shape[0] / num_groups, 12, eps);
 }
 
 void gated_group_norm_backward(OpContext& ctx, TensorView dx_TV, TensorView dgate_TV, TensorView dw_V, ConstTensorView dy_TV,
                                ConstTensorView x_TV, ConstTensorView gate_TV, ConstTensorView w_V, std::int64_t num_groups, float eps) {
-  const std::int64_t V = w_V.shape[0], D = V / num_groups, T = x_TV.shape.num_rows();
-  const std::int64_t blocks = ceil_div(T, kGateNormRows), stride = rounded_floats(V);
-  auto* partial = static_cast<float*>(ctx.workspace->require(static_cast<std::size_t>(blocks * stride) * sizeof(float)));
-  const Kernels& k = kernels(ctx);
-  parallel(ctx, blocks, [&](std::int64_t b) {
-    float* dw = partial + b * stride;
-    std::fill_n(dw, V, 0.0f);
-    for (std::int64_t t = b * kGateNormRows; t < std::min(T, (b + 1) * kGateNormRows); ++t)
-      for (std::int64_t c = 0; c < V; c += D)
-        k.gated_group_norm_backward({.dx = row_bytes(dx_TV, t, c),
-                                     .dgate = row_bytes(dgate_TV, t, c),
-                                     .dw = dw + c,
-                                     .dy = row_bytes(dy_TV, t, c),
-                                     .x = row_bytes(x_TV, t, c),
-                                     .gate = row_bytes(gate_TV, t, c),
-                                     .w = w_V.as<float>() + c,
-                                     .eps = eps},
-                                    D, x_TV.dtype);
-  });
-  for (std::int64_t b = 0; b < blocks; ++b) k.accumulate(dw_V.as<float>(), partial + b * stride, V, DType::kF32);
+  gated_norms_backward(ctx, kernels(ctx).gated_group_norm_backward, {dx_TV, dgate_TV, dw_V, dy_TV, x_TV, gate_TV, w_V},
+                       w_V.shape[0] / num_groups, eps);
 }
 
 namespace {
