@@ -122,7 +122,7 @@ CoreRequest& request_of(const Sequence& sequence) { return *static_cast<CoreRequ
 
 }  // namespace
 
-EngineCore::EngineCore(const CoreOptions& options, std::unique_ptr<ModelRunner> runner)
+EngineCore::EngineCore(const CoreOptions& options, std::unique_ptr<ModelRunner> runner, std::unique_ptr<DraftModel> drafts)
     : adapters_(options.adapters),
       disk_(make_disk_blocks(options, *runner)),
       host_(options.num_host_blocks > 0 ? std::make_unique<HostBlocks>(options.num_host_blocks, options.block_size, disk_.get()) : nullptr),
@@ -137,7 +137,9 @@ EngineCore::EngineCore(const CoreOptions& options, std::unique_ptr<ModelRunner> 
           }(),
           pool_, host_.get(), disk_.get()),
       tenants_(scheduler_),
-      runner_(std::move(runner)) {
+      runner_(std::move(runner)),
+      drafts_(std::move(drafts)) {
+  PRL_CHECK(options.scheduler.drafts.has_model == (drafts_ != nullptr), "drafts of a model, and no model, or the other way round");
   if (const auto weights = runner_->weights()) version_ = weights->version;
   scheduler_.change_weights(version_);
 }
@@ -211,6 +213,7 @@ bool EngineCore::step() {
       return false;
     }
     try {
+      if (drafts_ != nullptr) drafts_->draw(plan);
       adapters_->bring(plan, *runner_);
       steps_.begin(*runner_);
       if (host_ != nullptr) host_->carried_out();

@@ -11,6 +11,7 @@
 
 #include "engine/adapter_set.hpp"
 #include "engine/core_request.hpp"
+#include "engine/draft_model.hpp"
 #include "engine/engine.hpp"
 #include "engine/model_runner.hpp"
 #include "engine/scheduler.hpp"
@@ -38,7 +39,8 @@ struct CoreOptions {
 /// in flight.
 class EngineCore {
  public:
-  EngineCore(const CoreOptions& options, std::unique_ptr<ModelRunner> runner);
+  /// `drafts`: draws the drafts of a step, if CoreOptions::scheduler says that a model does.
+  EngineCore(const CoreOptions& options, std::unique_ptr<ModelRunner> runner, std::unique_ptr<DraftModel> drafts = nullptr);
   ~EngineCore();
 
   /// `wake` is called from another thread when a token rule has worked out what a sequence waits for. Before the first step.
@@ -102,6 +104,7 @@ class EngineCore {
   Scheduler scheduler_;
   TenantSet tenants_;
   std::unique_ptr<ModelRunner> runner_;
+  std::unique_ptr<DraftModel> drafts_;  ///< nullptr: none, or they are looked up
   StepsUnderWay steps_;
   std::optional<std::chrono::steady_clock::time_point>
       last_settled_;  ///< when the step before ended; none if there was nothing to do since

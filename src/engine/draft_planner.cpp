@@ -14,7 +14,7 @@ constexpr double kLeastChance = 0.25;
 }  // namespace
 
 DraftPlanner::DraftPlanner(const DraftPlanOptions& options, std::int64_t max_num_seqs, BlockPool& pool)
-    : options_(options), most_rows_(most_drawn_rows(max_num_seqs, options.num_tokens)), pool_(pool), source_(options) {}
+    : options_(options), most_rows_(most_drawn_rows(max_num_seqs, options.num_tokens)), pool_(pool), source_(options), yield_(options.num_tokens, options.base_rows) {}
 
 double DraftPlanner::least_chance(std::int64_t num_tokens) const noexcept {
   const auto rows = static_cast<double>(num_tokens);
@@ -23,6 +23,11 @@ double DraftPlanner::least_chance(std::int64_t num_tokens) const noexcept {
 
 bool DraftPlanner::wants_to_plan(const StepPlan& begun) const {
   if (!source_.is_on()) return false;
+  if (options_.has_model) {
+    const auto wants = [&](const PlanRow& row) { return row.sequence->state != SequenceState::kFinished && room_of(*row.sequence, 1) > 0; };
+    const std::int64_t num_wanted = std::ranges::count_if(begun.rows, wants);
+    return num_wanted > 0 && yield_.best(begun.num_tokens, num_wanted) > 0;
+  }
   const double chance = least_chance(begun.num_tokens);
   double gain = 0;
   for (const PlanRow& row : begun.rows) {
@@ -42,8 +47,43 @@ bool DraftPlanner::is_worth_it(double gain, std::size_t num_sequences) const noe
 
 void DraftPlanner::plan(StepPlan& plan, std::int64_t budget, std::int64_t num_running) {
   if (!source_.is_on()) return;
-  const auto num_rows = static_cast<std::int64_t>(plan.rows.size());
-  budget = std::min(budget, most_rows_ - num_rows);
+  budget = std::min(budget, most_rows_ - static_cast<std::int64_t>(plan.rows.size()));
+  if (options_.has_model)
+    plan_room(plan, budget, num_running);
+  else
+    plan_lookups(plan, budget, num_running);
+}
+
+std::int64_t DraftPlanner::room_of(const Sequence& sequence, std::int64_t num_unknown) const noexcept {
+  const ResolvedRequest& request = *sequence.request;
+  if (!request.may_draft || !request.images.empty()) return 0;
+  // One token comes behind the drafts.
+  const std::int64_t left = std::min(request.max_new_tokens - sequence.num_output_tokens(), options_.most_tokens - sequence.num_tokens());
+  return std::max<std::int64_t>(0, left - num_unknown - 1);
+}
+
+void DraftPlanner::plan_room(StepPlan& plan, std::int64_t budget, std::int64_t num_running) {
+  const auto wants = [&](const PlanRow& row) { return row.is_sampled && room_of(*row.sequence, 0) > 0; };
+  const std::int64_t num_wanted = std::ranges::count_if(plan.rows, wants);
+  if (num_wanted == 0 || budget <= 0) return;
+  const std::int64_t count = std::min(yield_.best(plan.num_tokens, num_wanted), budget / num_wanted);
+  for (PlanRow& row : plan.rows)
+    if (count > 0 && wants(row)) static_cast<void>(try_add(plan, row, std::min(count, room_of(*row.sequence, 0)), num_running));
+}
+
+bool DraftPlanner::try_add(StepPlan& plan, PlanRow& row, std::int64_t count, std::int64_t num_running) {
+  Sequence& sequence = *row.sequence;
+  const std::int64_t end = row.first_token + row.num_tokens + count;
+  // Each sequence may need a block in the next step.
+  const std::int64_t num_wanted = pool_.num_blocks_for(end) - static_cast<std::int64_t>(sequence.blocks.size());
+  if (num_wanted > 0 && (pool_.num_free() - num_wanted < num_running || !pool_.try_take(num_wanted, sequence.blocks))) return false;
+  row.num_drafts = count;
+  row.num_tokens += count;
+  plan.num_tokens += count;
+  return true;
+}
+
+void DraftPlanner::plan_lookups(StepPlan& plan, std::int64_t budget, std::int64_t num_running) {
   const double chance = least_chance(plan.num_tokens);
   double gain = 0;
   for (PlanRow& row : plan.rows) {
@@ -58,23 +98,29 @@ void DraftPlanner::plan(StepPlan& plan, std::int64_t budget, std::int64_t num_ru
   const bool has_drafts = is_worth_it(gain, plan.rows.size());
   for (PlanRow& row : plan.rows) {
     const std::int64_t count = std::exchange(row.num_drafts, 0);
-    if (count == 0 || !has_drafts) continue;
-    Sequence& sequence = *row.sequence;
-    const std::int64_t end = row.first_token + row.num_tokens + count;
-    // Each sequence may need a block in the next step.
-    const std::int64_t num_wanted = pool_.num_blocks_for(end) - static_cast<std::int64_t>(sequence.blocks.size());
-    if (num_wanted > 0 && (pool_.num_free() - num_wanted < num_running || !pool_.try_take(num_wanted, sequence.blocks))) continue;
-    source_.propose(sequence.draft, count, row.drafts);
-    row.num_drafts = count;
-    row.num_tokens += count;
-    plan.num_tokens += count;
+    if (count > 0 && has_drafts && try_add(plan, row, count, num_running)) source_.propose(row.sequence->draft, count, row.drafts);
   }
 }
 
-void DraftPlanner::append(Sequence& sequence, std::int64_t num_tokens) {
+void DraftPlanner::add_time(const StepPlan& plan, double seconds) {
+  if (options_.has_model)
+    yield_.add_time(plan, seconds);
+  else
+    cost_.add(plan, seconds);
+}
+
+void DraftPlanner::append(const PlanRow& row, std::int64_t num_tokens) {
+  Sequence& sequence = *row.sequence;
   const ResolvedRequest& request = *sequence.request;
   if (!source_.is_on() || !request.may_draft) return;
   const std::span<const std::int32_t> tokens = sequence.tokens;
+  if (options_.has_model) {
+    // A text that ends leaves drafts untested.
+    const auto tested = tokens.last(static_cast<std::size_t>(num_tokens)).first(static_cast<std::size_t>(std::min(num_tokens, row.num_drafts)));
+    const auto differs = std::ranges::mismatch(tested, row.drafts).in1;
+    yield_.add_outcome(std::ssize(tested), differs - tested.begin());
+    return;
+  }
   if (sequence.draft.group == nullptr && sequence.num_output_tokens() == num_tokens)
     source_.open(sequence.draft,
                  {tokens.first(static_cast<std::size_t>(sequence.num_prompt_tokens)), request.adapter_key().id, request.cache_salt});

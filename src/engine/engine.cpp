@@ -32,6 +32,21 @@ const nn::ModelConfig& config_of(const nn::WeightsPtr& weights) {
   return weights->config;
 }
 
+/// nullptr unless a model draws the drafts.
+std::unique_ptr<DraftModel> make_draft_model(const std::shared_ptr<DeviceRuntime>& runtime, const EngineOptions& options,
+                                             const nn::Weights& weights) {
+  if (options.draft_model == nullptr || options.drafts.num_tokens == 0) return nullptr;
+  check_draft_model(options.draft_model->config, weights.config);
+  EngineOptions own = options;
+  own.num_host_blocks = own.num_disk_blocks = own.num_state_snapshots = 0;
+  own.logs_routes = false;
+  own.drafts = {};
+  own.times = nullptr;
+  auto runner = std::make_unique<PagedRunner>(runtime, own, options.draft_model, RunnerShare{.has_adapters = false});
+  return std::make_unique<DraftModel>(std::move(runner), own.num_blocks, own.block_size,
+                                      std::max(own.max_num_batched_tokens, own.max_num_seqs));
+}
+
 std::unique_ptr<EngineCore> make_core(std::shared_ptr<DeviceRuntime> runtime, const EngineOptions& options, nn::WeightsPtr weights) {
   check_options(options, config_of(weights));
   check_cache_size(options, nn::config_of_shard(weights->config, weights->shard.size), weights->compute);
@@ -48,12 +63,15 @@ std::unique_ptr<EngineCore> make_core(std::shared_ptr<DeviceRuntime> runtime, co
   if (!config_of(weights).linear.layers.empty()) core.scheduler.num_state_snapshots = options.num_state_snapshots;
   core.scheduler.enable_chunked_prefill = options.enable_chunked_prefill;
   core.scheduler.drafts = {options.drafts};
+  std::unique_ptr<DraftModel> drafts = make_draft_model(runtime, options, *weights);
+  core.scheduler.drafts.has_model = drafts != nullptr;
+  if (drafts != nullptr) core.scheduler.drafts.most_tokens = options.draft_model->config.max_position;
   std::unique_ptr<ModelRunner> runner;
   if (weights->others.empty())
     runner = std::make_unique<PagedRunner>(std::move(runtime), options, std::move(weights));
   else
     runner = std::make_unique<ShardedRunner>(std::move(runtime), options, std::move(weights));
-  return std::make_unique<EngineCore>(core, std::move(runner));
+  return std::make_unique<EngineCore>(core, std::move(runner), std::move(drafts));
 }
 
 /// Steps as spans: each one of a trace, and as stretches of work where one follows the other.

@@ -47,6 +47,7 @@ struct EngineOptions {
   std::shared_ptr<AdapterSet> adapters = {};  ///< that requests may name; nullptr: none
   bool logs_routes = false;                   ///< requests may ask which experts their tokens had; no effect on dense models
   DraftOptions drafts = {};                   ///< speculative decoding; not of models with linear attention
+  nn::WeightsPtr draft_model = {};            ///< draws the drafts, with the same vocabulary; nullptr: they are looked up
   std::uint64_t seed = 0;                     ///< for requests without one
   int num_threads = 0;
   std::shared_ptr<StepTimes> times = {};  ///< if there, steps are timed while it is on

@@ -59,6 +59,7 @@ PagedRunner::PagedRunner(std::shared_ptr<DeviceRuntime> runtime, const EngineOpt
     : runtime_(runtime),
       block_size_(options.block_size),
       rank_(share.layers.rank),
+      has_adapters_(share.has_adapters),
       weights_(std::move(weights)),
       session_(runtime, options.num_threads),
       cache_(make_cache(runtime, *weights_, options)),
@@ -105,7 +106,7 @@ void PagedRunner::fill_batch(const StepPlan& plan) {
       add_position(sequence, position);
       slot_T_.push_back(static_cast<std::int32_t>(block * block_size_ + position % block_size_));
     }
-    if (const auto& served = sequence.request->served; served != nullptr) {
+    if (const auto& served = sequence.request->served; served != nullptr && has_adapters_) {
       PRL_CHECK(served->weights.ready != nullptr, "a row's adapter is not on the device");
       add_adapter_rows(served->weights.ready->part(rank_), query_start_.back(), static_cast<std::int32_t>(ids_T_.size()));
     }
@@ -249,7 +250,7 @@ void PagedRunner::begin_draws(const StepPlan& plan, ConstTensorView h_TH) {
     const PlanRow& row = plan.rows[r];
     for (std::int64_t i = 0; i < row.num_samples(); ++i) {
       sample_rows_B_.push_back(query_start_[r + 1] - static_cast<std::int32_t>(row.num_samples() - i));
-      draws_B_.push_back({row.sequence, row.output_idx() + i, row.drawn_row, i});
+      draws_B_.push_back({row.sequence, row.output_idx() + i, row.drawn_row, row.num_unseen + i});
     }
   }
   draws.num_rows = 0;

@@ -23,6 +23,7 @@ void check_cache_size(const EngineOptions& options, const nn::ModelConfig& confi
 struct RunnerShare {
   ops::SharedLayers layers = {};
   std::mutex* sequences = nullptr;  ///< see Sampler
+  bool has_adapters = true;         ///< false: rows compute without the adapters that their sequences name
 };
 
 /// The decoder over a paged cache on one device. Buffers grow to the largest step and stay.
@@ -65,6 +66,7 @@ class PagedRunner final : public ModelRunner {
   std::shared_ptr<DeviceRuntime> runtime_;
   std::int64_t block_size_;
   int rank_;  ///< among devices that share the layers
+  bool has_adapters_;
   nn::WeightsPtr weights_;
   ops::OpSession session_;
   nn::KvCache cache_;

@@ -173,6 +173,17 @@ ResolvedRequest resolve_request(wire::GenerateRequest request, const EngineOptio
   return resolved;
 }
 
+void check_draft_model(const nn::ModelConfig& drafts, const nn::ModelConfig& model) {
+  if (drafts.vocab_size != model.vocab_size)
+    fail(ErrorCode::kInvalidArgument, "speculative.draft_model: wanted a model of {} tokens as the model's vocabulary has, found {}",
+         model.vocab_size, drafts.vocab_size);
+  if (!drafts.linear.layers.empty())
+    fail(ErrorCode::kNotImplemented,
+         "speculative.draft_model: a {} model has linear attention, whose states cannot go back to before a draft that failed; choose a model "
+         "without",
+         drafts.model_type);
+}
+
 void check_options(const EngineOptions& options, const nn::ModelConfig& config) {
   const auto check_positive = [](const char* name, std::int64_t value) {
     if (value < 1) fail(ErrorCode::kInvalidArgument, "{} must be at least 1, got {}", name, value);

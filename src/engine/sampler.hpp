@@ -17,7 +17,7 @@ struct Draw {
   Sequence* sequence = nullptr;
   std::int64_t output_idx = 0;  ///< of the token; beyond the sequence's newest token by one if that is not known yet,
   std::int32_t drawn_row = -1;  ///< but lies in this row of drawn_B,
-  std::int64_t num_drafts = 0;  ///< or by as many as it has drafts before it
+  std::int64_t num_drafts = 0;  ///< and by as many as it has drafts before it
 };
 
 /// True if the logits of the token must be changed before it is drawn.

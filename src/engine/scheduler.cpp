@@ -331,7 +331,7 @@ void Scheduler::accept(const PlanRow& row, std::int64_t num_tokens) {
     const auto num_needed = static_cast<std::size_t>(pool_.num_blocks_for(sequence.num_tokens()));
     while (sequence.blocks.size() > num_needed) sequence.blocks.pop_back();
   }
-  drafts_.append(sequence, num_tokens);
+  drafts_.append(row, num_tokens);
 }
 
 void Scheduler::change_weights(PolicyVersion version) {

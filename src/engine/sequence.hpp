@@ -43,6 +43,16 @@ struct SeenTokens {
   std::int64_t num_tokens = 0;  ///< of the sequence, that are counted or left out
 };
 
+/// How far a draft model has read a sequence (DraftModel).
+struct DraftReading {
+  std::int64_t admission = -1;   ///< Sequence::num_preemptions at that time: later its blocks are others
+  std::int64_t num_tokens = 0;   ///< in the model's cache, from the first on
+  std::int64_t num_blocks = 0;   ///< full blocks of these that are remembered,
+  std::uint64_t hash = 0;        ///< and the hash of the tokens in them
+  std::int64_t num_guesses = 0;  ///< drafts behind these tokens that are in the cache, and good if they came true
+  DraftTokens guesses = {};
+};
+
 enum class SequenceState : std::uint8_t { kWaiting, kRunning, kFinished };
 
 /// One stream of tokens of a request: its prompt, what was drawn so far, and how much of it is in the KV cache.
@@ -86,6 +96,7 @@ struct Sequence {
   std::shared_ptr<wire::TokenRuleAnswer> rule_answer;  ///< asked for, if the rule is a slow one: of the tokens as they are now
   SeenTokens seen;                                     ///< memo of the sampler
   DraftCursor draft;                                   ///< what the scheduler guesses of its next tokens; open from its first token on
+  DraftReading draft_reading;                          ///< memo of the draft model
 
   std::int64_t num_tokens() const noexcept { return static_cast<std::int64_t>(tokens.size()); }
   std::int64_t num_output_tokens() const noexcept { return num_tokens() - num_prompt_tokens; }

@@ -71,7 +71,7 @@ TEST(Speculation, ARequestThatWasMadeBeforeIsFollowedToItsEnd) {
 
 /// Arrivals, ends, cancels, new weights, blocks that are short, and all of it again without guesses.
 TEST(Speculation, WhateverHappensTheTokensAreThoseOfEachRequestAlone) {
-  std::int64_t num_accepted = 0, num_refused = 0, num_preemptions = 0, num_ahead = 0, num_hits = 0;
+  std::int64_t num_accepted = 0, num_refused = 0, num_preemptions = 0, num_ahead = 0, num_hits = 0, num_of_model = 0;
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(seed);
@@ -84,6 +84,8 @@ TEST(Speculation, WhateverHappensTheTokensAreThoseOfEachRequestAlone) {
     options.scheduler.drafts.from_completions = seed % 4 != 1;
     options.scheduler.drafts.max_stored_tokens = seed % 5 == 0 ? 50 : 100000;
     options.num_host_blocks = seed % 7 == 0 ? 20 : 0;
+    options.scheduler.drafts.has_model = seed % 3 == 1;
+    options.scheduler.drafts.most_tokens = 25;
     SmallWorld world(options, /*is_beside_host=*/seed % 2 == 1);
     std::vector<ResolvedRequest> requests;
     std::vector<std::shared_ptr<Collected>> got;
@@ -118,6 +120,11 @@ TEST(Speculation, WhateverHappensTheTokensAreThoseOfEachRequestAlone) {
     }
     const EngineStats stats = world.core->stats();
     EXPECT_EQ(stats.num_blocks_used, 0);
+    if (options.scheduler.drafts.has_model) {
+      num_of_model += stats.num_accepted_tokens;
+      // It is the same hash: what is left are drafts behind the end of a text.
+      EXPECT_LE(stats.num_draft_tokens - stats.num_accepted_tokens, stats.num_finished_stop * options.scheduler.drafts.num_tokens);
+    }
     num_accepted += stats.num_accepted_tokens;
     num_refused += stats.num_draft_tokens - stats.num_accepted_tokens;
     num_preemptions += stats.num_preemptions;
@@ -125,6 +132,7 @@ TEST(Speculation, WhateverHappensTheTokensAreThoseOfEachRequestAlone) {
     num_ahead += world.runner->num_ahead;
   }
   EXPECT_GT(num_accepted, 500);
+  EXPECT_GT(num_of_model, 500);
   EXPECT_GT(num_refused, 500);
   EXPECT_GT(num_preemptions, 50);
   EXPECT_GT(num_hits, 50);

@@ -24,6 +24,7 @@ struct PlanRow {
   std::int32_t drawn_row = -1;            ///< not -1: its one token is what this row of the step before draws, and not in `tokens` yet
   std::int64_t prompt_logprob_begin = 0;  ///< positions whose prediction of the next prompt token is wanted
   std::int64_t num_prompt_logprobs = 0;
+  std::int64_t num_unseen = 0;  ///< tokens between the newest of `tokens` and what drawn_row draws, which earlier steps drew
   std::int64_t num_drafts = 0;  ///< only with is_sampled, and without drawn_row
   DraftTokens drafts = {};      ///< the first num_drafts count
 
@@ -35,6 +36,13 @@ struct PlanRow {
   std::int64_t num_samples() const noexcept { return is_sampled ? 1 + num_drafts : 0; }
 };
 
+/// What drawing the drafts of a step took (DraftModel).
+struct DraftingTimes {
+  std::int64_t num_steps = 0;  ///< of the draft model, but for those that only read; 0: no model drew drafts
+  double step_s = 0;           ///< of one of them
+  double total_s = 0;          ///< in all
+};
+
 /// What one step does, as the scheduler decided: a value that does not change afterwards. Its blocks are taken already; rows are in service
 /// order. A row may read full blocks that another row of the same plan writes, so keys and values of all rows are stored before any is
 /// read.
@@ -44,7 +52,8 @@ struct StepPlan {
   std::vector<StateCopy> state_copies;  ///< the same, in this order
   std::int64_t num_tokens = 0;
   std::int64_t num_preempted = 0;
-  bool has_held = false;  ///< something was left out because a sequence may not draw yet (SchedulerOptions::may_draw)
+  bool has_held = false;    ///< something was left out because a sequence may not draw yet (SchedulerOptions::may_draw)
+  DraftingTimes drafting;   ///< set by who fills in the drafts, before the step begins
 
   /// Empty, with its memory kept.
   void clear() {
@@ -53,6 +62,7 @@ struct StepPlan {
     state_copies.clear();
     num_tokens = num_preempted = 0;
     has_held = false;
+    drafting = {};
   }
 };
 

@@ -58,15 +58,20 @@ class FakeRunner final : public ModelRunner {
       const auto token_at = [&](std::int64_t position) {
         if (position >= row.known_end()) return row.drafts.at(static_cast<std::size_t>(position - row.known_end()));
         if (position < row.first_token || row.drawn_row < 0) return sequence.tokens.at(static_cast<std::size_t>(position));
-        PRL_CHECK(position == sequence.num_tokens() && !under_way_.empty(), "a token is drawn by a step that is over");
+        PRL_CHECK(position == sequence.num_tokens() + row.num_unseen && (is_draft_model || !under_way_.empty()),
+                  "a token is drawn by a step that is over");
         return drawn_.at(static_cast<std::size_t>(row.drawn_row));
       };
       std::uint64_t state = 0;
       for (std::int64_t position = 0; position < row.first_token; ++position) {
         const Slot& slot = at(sequence, position);
+        if (position >= sequence.num_tokens()) {
+          state = slot.state;  // of a draft model, which alone knows what it drew there
+          continue;
+        }
         state = extend(state, token_at(position));
         PRL_CHECK(slot.state == state, "request {} reads position {} of another prefix", sequence.request_id.value, position);
-        PRL_CHECK(slot.epoch >= sequence.kv_epoch, "request {} reads position {} of weights before its admission",
+        PRL_CHECK(is_draft_model || slot.epoch >= sequence.kv_epoch, "request {} reads position {} of weights before its admission",
                   sequence.request_id.value, position);
       }
       for (std::int64_t position = row.first_token; position < row.first_token + row.num_tokens; ++position) {
@@ -116,6 +121,7 @@ class FakeRunner final : public ModelRunner {
   std::int64_t num_runs = 0;
   std::int64_t num_ahead = 0;   ///< of num_runs, those begun before the tokens that they start from were known
   bool is_beside_host = false;  ///< plays a device that computes while the host does something else
+  bool is_draft_model = false;  ///< draws drafts for another, whose weights may change
 
  private:
   struct Slot {
@@ -199,13 +205,22 @@ class Inbox {
   Collected collected_;
 };
 
-/// An EngineCore over a FakeRunner.
+/// An EngineCore over a FakeRunner, and over another one that draws drafts if the options say so.
 struct FakeWorld {
   FakeWorld(const CoreOptions& options, std::int32_t vocab_size, bool is_beside_host) {
+    std::unique_ptr<DraftModel> drafts;
+    if (options.scheduler.drafts.has_model) {
+      auto small = std::make_unique<FakeRunner>(options.num_blocks, options.block_size, vocab_size);
+      small->is_draft_model = true;
+      small->is_beside_host = is_beside_host;
+      draft_runner = small.get();
+      drafts = std::make_unique<DraftModel>(std::move(small), options.num_blocks, options.block_size,
+                                            std::max(options.scheduler.max_num_batched_tokens, options.scheduler.max_num_seqs));
+    }
     auto owned = std::make_unique<FakeRunner>(options.num_blocks, options.block_size, vocab_size, options.num_host_blocks);
     runner = owned.get();
     runner->is_beside_host = is_beside_host;
-    core = std::make_unique<EngineCore>(options, std::move(owned));
+    core = std::make_unique<EngineCore>(options, std::move(owned), std::move(drafts));
   }
   std::shared_ptr<Collected> add(std::uint64_t id, ResolvedRequest request) {
     auto collected = std::make_shared<Collected>();
@@ -220,6 +235,7 @@ struct FakeWorld {
     EXPECT_TRUE(core->is_idle());
   }
   FakeRunner* runner = nullptr;
+  FakeRunner* draft_runner = nullptr;
   std::unique_ptr<EngineCore> core;
 };
 
