@@ -161,6 +161,11 @@ int run_bench(const config::ParsedCommand& parsed) {
   options.num_repeats = config.num_repeats;
   options.draft_tokens = config.speculative_tokens;
   options.has_fresh_texts = config.speculative_fresh;
+  options.draft_layers = config.speculative_layers;
+  options.draft_gap = static_cast<float>(config.speculative_gap);
+  if (options.draft_layers >= options.model.num_layers)
+    fail(ErrorCode::kInvalidArgument, "prl bench: speculative_layers is {}, wanted less than the model's {} layers", options.draft_layers,
+         options.model.num_layers);
   options.seed = static_cast<std::uint64_t>(config.seed);
   if (config.suite == config::BenchSuite::kLora) {
     const std::string json = tools::bench_lora(options, config.num_adapters, config.lora_rank,

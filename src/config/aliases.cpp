@@ -267,10 +267,12 @@ class Canonicalizer {
   /// What a speculative_config says in vLLM's words. One bound of the lookup alone is both of them.
   void drafts(Value& section, const std::string& prefix) {
     Value& speculative = *section.find("speculative");
-    const Value* model = speculative.find("method");
-    if (model == nullptr || is_lookup(*model)) model = speculative.find("model");
-    if (model != nullptr && !model->is_null() && !is_lookup(*model)) speculative.set("draft_model", Value(*model));
-    speculative.erase("method");
+    const Value *method = speculative.find("method"), *model = speculative.find("model");
+    if (const bool is_only = model != nullptr && method == nullptr; is_only && is_lookup(*model)) {
+      speculative.set("method", Value("ngram"));
+    } else if (model != nullptr && !model->is_null() && !is_lookup(*model)) {
+      speculative.set("draft_model", Value(*model));
+    }
     speculative.erase("model");
     constexpr std::string_view kMax = "prompt_lookup_max", kMin = "prompt_lookup_min";
     const Value *max = speculative.find(kMax), *min = speculative.find(kMin);

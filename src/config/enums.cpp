@@ -38,6 +38,7 @@ constexpr EnumEntry kRouterPolicies[] = {entry(RouterPolicy::kConsistentHash, "c
                                          entry(RouterPolicy::kRoundRobin, "round_robin"), entry(RouterPolicy::kRandom, "random"),
                                          entry(RouterPolicy::kCacheAware, "cache_aware"), entry(RouterPolicy::kPowerOfTwo, "power_of_two")};
 constexpr EnumEntry kOffloadBackends[] = {entry(OffloadBackend::kNative, "native"), entry(OffloadBackend::kTorch, "torch")};
+constexpr EnumEntry kDraftMethods[] = {entry(DraftMethod::kNgram, "ngram"), entry(DraftMethod::kDraftModel, "draft_model")};
 constexpr EnumEntry kRatioLevels[] = {entry(RatioLevel::kToken, "token"), entry(RatioLevel::kSequence, "sequence")};
 constexpr EnumEntry kPrecisions[] = {entry(MatmulPrecision::kHighest, "highest"), entry(MatmulPrecision::kHigh, "high"),
                                      entry(MatmulPrecision::kMedium, "medium")};
@@ -116,6 +117,7 @@ std::span<const EnumEntry> enum_entries(ContextParallelStyle) { return kCpStyles
 std::span<const EnumEntry> enum_entries(ExpertBackend) { return kExpertBackends; }
 std::span<const EnumEntry> enum_entries(RouterPolicy) { return kRouterPolicies; }
 std::span<const EnumEntry> enum_entries(OffloadBackend) { return kOffloadBackends; }
+std::span<const EnumEntry> enum_entries(DraftMethod) { return kDraftMethods; }
 std::span<const EnumEntry> enum_entries(RatioLevel) { return kRatioLevels; }
 std::span<const EnumEntry> enum_entries(MatmulPrecision) { return kPrecisions; }
 std::span<const EnumEntry> enum_entries(ReasoningEffort) { return kEfforts; }

@@ -126,16 +126,22 @@ struct KvConfig {
   }
 };
 
-/// Speculative decoding by lookup: drafts are what followed the last tokens where they occurred before.
+enum class DraftMethod { kNgram, kDraftModel };
+std::span<const EnumEntry> enum_entries(DraftMethod);
+
+/// Speculative decoding: drafts are what followed the last tokens where they occurred before, or what a smaller model draws.
 struct SpeculativeConfig {
+  std::optional<DraftMethod> method;
   int num_tokens = 0;
   int max_ngram = 4;
   int min_ngram = 2;
   bool from_completions = true;
   std::int64_t max_stored_tokens = std::int64_t{1} << 20;
   std::optional<std::string> draft_model;
+  bool adaptive = true;
   template <class V>
   void visit(V& v) {
+    v.field("method", method, "ngram looks drafts up, draft_model draws them; not set: draft_model if one is named");
     v.field("num_tokens", num_tokens, "Most draft tokens of a sequence in one step; 0 for none. No token or log-probability depends on it",
             {.unit = "tokens", .min = 0, .max = 15});
     v.field("max_ngram", max_ngram, "Longest run of last tokens that is looked up", {.unit = "tokens", .min = 1, .max = 32});
@@ -144,9 +150,8 @@ struct SpeculativeConfig {
             "Also look in other completions of the same prompt, those of a group and of former epochs; not only in the text itself");
     v.field("max_stored_tokens", max_stored_tokens, "Most tokens of completions that are kept for it, about 100 bytes each",
             {.unit = "tokens", .min = 0, .max = std::int64_t{1} << 40});
-    v.field(
-        "draft_model", draft_model, "Model that makes the drafts",
-        {.status = not_built("drafts made by a model", "leave it out: they are looked up, which is method ngram of speculative_config")});
+    v.field("draft_model", draft_model, "Smaller model of the same vocabulary that draws the drafts: a folder or hub id. It stays as it is");
+    v.field("adaptive", adaptive, "Of draft_model: fewer drafts, or none, where they cost more time than they save; else always num_tokens");
   }
 };
 

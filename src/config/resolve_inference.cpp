@@ -49,6 +49,24 @@ void check_copies(InferenceConfig& config, const Check& check) {
   if (parallel.dp_start_rank > 0) check.problem("parallel.dp_start_rank", kNeedsAddress);
 }
 
+void check_drafts(const SpeculativeConfig& drafts, const Check& check) {
+  const bool has_model = drafts.draft_model.has_value();
+  if (drafts.method == DraftMethod::kDraftModel && !has_model)
+    check.problem("speculative.draft_model", "is needed by method draft_model: the folder or hub id of a smaller model");
+  if (drafts.method == DraftMethod::kNgram && has_model)
+    check.problem("speculative.method", "ngram looks drafts up; leave it out for drafts of draft_model, or leave that out");
+  if (has_model) check_model_name(*drafts.draft_model, "speculative.draft_model", check);
+  if (has_model && drafts.num_tokens == 0)
+    check.problem("speculative.num_tokens", "must be at least 1 with a draft_model: how many tokens it draws for a sequence in a step");
+  for (const char* key : {"max_ngram", "min_ngram", "from_completions", "max_stored_tokens"})
+    if (has_model && check.is_set(fmt::format("speculative.{}", key)))
+      check.warn(fmt::format("speculative.{}", key), "has no effect: drafts are drawn by speculative.draft_model and not looked up");
+  if (!has_model && check.is_set("speculative.adaptive"))
+    check.warn("speculative.adaptive", "has no effect: drafts are looked up, and it is of speculative.draft_model");
+  if (drafts.min_ngram > drafts.max_ngram)
+    check.problem("speculative.min_ngram", fmt::format("must not be above max_ngram, which is {}", drafts.max_ngram));
+}
+
 }  // namespace
 
 void check_routing(const RoutingConfig& routing, const std::string& prefix, const Check& check) {
@@ -96,8 +114,7 @@ void check_inference(InferenceConfig& config, const Check& check) {
   if (const auto* native = config.kv_cache_offload ? std::get_if<NativeKvOffloadConfig>(&*config.kv_cache_offload) : nullptr)
     if (native->disk && (!native->disk->path || native->disk->path->empty()))
       check.problem("kv_cache_offload.disk.path", "is needed: the folder of the files");
-  if (config.speculative.min_ngram > config.speculative.max_ngram)
-    check.problem("speculative.min_ngram", fmt::format("must not be above max_ngram, which is {}", config.speculative.max_ngram));
+  check_drafts(config.speculative, check);
   if (config.max_cpu_loras < config.max_loras)
     check.problem("max_cpu_loras", fmt::format("must be at least max_loras, which is {}", config.max_loras));
   if (!config.lora_modules.empty() && !config.enable_lora) check.problem("lora_modules", "needs enable_lora");

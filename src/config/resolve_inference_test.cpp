@@ -115,15 +115,33 @@ TEST(ResolveInference, SpeculativeDecodingUnderEitherName) {
   EXPECT_EQ(one.config.speculative.max_ngram, 1);
 }
 
-TEST(ResolveInference, DraftsOfAModelAreNotBuiltAndBoundsAreChecked) {
+TEST(ResolveInference, DraftsOfAModelUnderEitherName) {
   const std::string line = "inference --model.name m ";
-  for (const std::string table : {R"({"method":"eagle","model":"e","num_speculative_tokens":2})",
-                                  R"({"method":"mtp","num_speculative_tokens":1})", R"({"model":"small","num_speculative_tokens":2})"}) {
-    const auto given = load_line<InferenceConfig>(line + "--speculative-config " + table);
-    ASSERT_EQ(given.not_built.size(), 1u) << table;
-    EXPECT_EQ(given.not_built[0].key, "speculative.draft_model");
-    EXPECT_THAT(given.not_built[0].feature, HasSubstr("drafts made by a model"));
+  for (const std::string given : {R"(--speculative-config {"method":"draft_model","model":"small","num_speculative_tokens":2})",
+                                  R"(--speculative-config {"model":"small","num_speculative_tokens":2})",
+                                  "--speculative.draft-model small --speculative.num-tokens 2"}) {
+    const auto loaded = load_line<InferenceConfig>(line + given);
+    EXPECT_THAT(loaded.not_built, IsEmpty()) << given;
+    EXPECT_EQ(loaded.config.speculative.draft_model, "small") << given;
+    EXPECT_EQ(loaded.config.speculative.num_tokens, 2) << given;
+    EXPECT_TRUE(loaded.config.speculative.adaptive);
   }
+  const auto looked_up = load_line<InferenceConfig>(line + R"(--speculative-config {"model":"[ngram]","num_speculative_tokens":2})");
+  EXPECT_EQ(looked_up.config.speculative.method, DraftMethod::kNgram);
+  EXPECT_EQ(looked_up.config.speculative.draft_model, std::nullopt);
+}
+
+TEST(ResolveInference, SpeculativeDecodingIsChecked) {
+  const std::string line = "inference --model.name m ";
+  for (const std::string table :
+       {R"({"method":"eagle","model":"e","num_speculative_tokens":2})", R"({"method":"mtp","num_speculative_tokens":1})"})
+    EXPECT_THAT(error_of<InferenceConfig>(line + "--speculative-config " + table), HasSubstr("ngram")) << table;
+  EXPECT_THAT(error_of<InferenceConfig>(line + "--speculative.method draft_model --speculative.num-tokens 2"),
+              HasSubstr("speculative.draft_model: is needed"));
+  EXPECT_THAT(error_of<InferenceConfig>(line + "--speculative.draft-model small"), HasSubstr("speculative.num_tokens: must be at least 1"));
+  EXPECT_THAT(
+      error_of<InferenceConfig>(line + "--speculative.draft-model small --speculative.num-tokens 2 --speculative.method ngram"),
+      HasSubstr("speculative.method"));
   EXPECT_THAT(error_of<InferenceConfig>(line + "--speculative.min-ngram 5"), HasSubstr("speculative.min_ngram"));
   EXPECT_THAT(error_of<InferenceConfig>(line + "--speculative.num-tokens 16"), HasSubstr("speculative.num_tokens"));
   EXPECT_THAT(error_of<InferenceConfig>(line + R"(--speculative-config {"num_speculative_tokens":2,"disable_by_batch_size":8})"),

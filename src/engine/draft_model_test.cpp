@@ -46,6 +46,7 @@ struct DraftLab {
     options.max_num_batched_tokens = 48;
     options.num_threads = 2;
     options.drafts.num_tokens = drafts != nullptr ? num_tokens : 0;
+    options.drafts.adapts = false;  // or times decide how many there are
     options.draft_model = std::move(drafts);
     return options;
   }

@@ -14,7 +14,7 @@ constexpr double kLeastChance = 0.25;
 }  // namespace
 
 DraftPlanner::DraftPlanner(const DraftPlanOptions& options, std::int64_t max_num_seqs, BlockPool& pool)
-    : options_(options), most_rows_(most_drawn_rows(max_num_seqs, options.num_tokens)), pool_(pool), source_(options), yield_(options.num_tokens, options.base_rows) {}
+    : options_(options), most_rows_(most_drawn_rows(max_num_seqs, options.num_tokens)), pool_(pool), source_(options), yield_(options.num_tokens, options.base_rows, options.adapts) {}
 
 double DraftPlanner::least_chance(std::int64_t num_tokens) const noexcept {
   const auto rows = static_cast<double>(num_tokens);

@@ -54,7 +54,7 @@ void DraftYield::add_time(const StepPlan& plan, double seconds) {
 }
 
 std::int64_t DraftYield::best(std::int64_t num_tokens, std::int64_t num_sequences) const noexcept {
-  if (draft_row_.value <= 0) return most_;  // nothing is known
+  if (!adapts_ || draft_row_.value <= 0) return most_;  // else nothing is known
   const double row_s = draft_row_.value, plain_row_s = plain_row_.value > 0 ? plain_row_.value : row_s;
   const auto rows = static_cast<double>(num_tokens) + base_rows_;
   double best_rate = kLeastSpeedup / (plain_row_s * rows), gain = 0, chance = 1;

@@ -10,8 +10,8 @@ namespace prl::engine {
 /// no clock.
 class DraftYield {
  public:
-  /// `base_rows` as DraftPlanOptions has it.
-  DraftYield(std::int64_t most, double base_rows) : most_(most), base_rows_(base_rows) {}
+  /// `base_rows` as DraftPlanOptions has it. Unless it adapts, `most` are always best.
+  DraftYield(std::int64_t most, double base_rows, bool adapts = true) : most_(most), base_rows_(base_rows), adapts_(adapts) {}
   /// Of `num_tested` drafts, each behind others that came true, `num_accepted` did: all, or all but the last.
   void add_outcome(std::int64_t num_tested, std::int64_t num_accepted);
   /// A step took so long, right behind the one before it, with what the draft model did for it.
@@ -27,6 +27,7 @@ class DraftYield {
 
   std::int64_t most_;
   double base_rows_;
+  bool adapts_;
   double chance_ = kFirstChance;
   /// What something takes lately.
   struct Seconds {

@@ -6,6 +6,7 @@
 #include "base/log.hpp"
 #include "config/text_format.hpp"
 #include "engine/memory.hpp"
+#include "engine/resolve_request.hpp"
 #include "nn/decoder.hpp"
 #include "nn/peft.hpp"
 #include "nn/same_model.hpp"
@@ -43,6 +44,10 @@ void set_kv_offload(engine::EngineOptions& options, const config::InferenceConfi
   options.disk_read_timeout = std::chrono::milliseconds(std::max<std::int64_t>(1, std::llround(1000 * disk.read_timeout)));
 }
 
+/// Two tokenizers that agree on it are taken for one.
+constexpr std::string_view kProbeText =
+    "The quick brown fox (aged 12) can't jump 3.1415 m;\n\tdef f(x): return x ** 2  # na\u00efve \u6570\u5b66 \U0001f600";
+
 }  // namespace
 
 std::vector<std::shared_ptr<DeviceRuntime>> devices_beside(const std::shared_ptr<DeviceRuntime>& first, int num) {
@@ -77,6 +82,11 @@ std::int64_t context_length(const config::InferenceConfig& config, const nn::Mod
   return context;
 }
 
+std::optional<nn::ModelConfig> draft_model_config(const config::InferenceConfig& config) {
+  if (!config.speculative.draft_model) return std::nullopt;
+  return nn::load_model_config(model_folder(*config.speculative.draft_model));
+}
+
 std::int64_t kv_offload_bytes(const config::InferenceConfig& config) {
   if (!config.kv_cache_offload) return 0;
   const auto* native = std::get_if<config::NativeKvOffloadConfig>(&*config.kv_cache_offload);
@@ -102,12 +112,14 @@ engine::EngineOptions engine_options(const config::InferenceConfig& config, cons
                     .min_ngram = config.speculative.min_ngram,
                     .max_ngram = config.speculative.max_ngram,
                     .from_completions = config.speculative.from_completions,
-                    .max_stored_tokens = config.speculative.max_stored_tokens};
+                    .max_stored_tokens = config.speculative.max_stored_tokens,
+                    .adapts = config.speculative.adaptive};
   options.seed = static_cast<std::uint64_t>(config.seed);
   options.num_threads = config.compute.num_threads;
   const DType dtype = compute_dtype(config.model.dtype, runtime.device().kind);
-  const std::size_t per_block = nn::KvCache::bytes_per_block(nn::config_of_shard(model, config.parallel.tp), dtype, options.block_size);
+  std::size_t per_block = nn::KvCache::bytes_per_block(nn::config_of_shard(model, config.parallel.tp), dtype, options.block_size);
   set_kv_offload(options, config, static_cast<std::int64_t>(per_block) * config.parallel.tp);
+  if (const auto drafts = draft_model_config(config)) per_block += nn::KvCache::bytes_per_block(*drafts, dtype, options.block_size);
   if (config.kv.num_blocks) {
     options.num_blocks = *config.kv.num_blocks;
     return options;
@@ -173,18 +185,36 @@ void EngineHost::start(const config::InferenceConfig& config, nn::WeightsPtr wei
   for (std::size_t i = 1; i < devices_.size(); ++i)
     other_sessions_.push_back(std::make_unique<ops::OpSession>(devices_[i], config.compute.num_threads));
   if (weights == nullptr) weights = load(folder_, PolicyVersion{0}, nullptr);
-  const engine::EngineOptions options = engine_options(config, model_, *runtime_);
+  engine::EngineOptions options = engine_options(config, model_, *runtime_);
+  options.draft_model = load_draft_model(config);
   engine_ = std::make_unique<engine::Engine>(runtime_, options, std::move(weights));
   log::info("engine: {} parameters in {}{}, {} KV blocks of {} tokens, up to {} requests at once, context {}", model_.num_parameters(),
             dtype_ == DType::kBF16 ? "bfloat16" : "float32",
             devices_.size() == 1 ? "" : fmt::format(" on {} devices that share the layers", devices_.size()),
             engine_->stats().num_blocks_total, options.block_size, options.max_num_seqs, options.max_model_len);
-  if (options.drafts.num_tokens > 0)
+  if (options.draft_model != nullptr)
+    log::info("engine: up to {} draft tokens of a sequence in one step, drawn by {} with {} parameters", options.drafts.num_tokens,
+              *config.speculative.draft_model, options.draft_model->config.num_parameters());
+  else if (options.drafts.num_tokens > 0)
     log::info("engine: up to {} draft tokens of a sequence in one step, looked up in {}", options.drafts.num_tokens,
               options.drafts.from_completions ? "completions of its prompt" : "its own text");
   if (options.num_host_blocks > 0) log::info("engine: {} more KV blocks in host memory", options.num_host_blocks);
   if (options.num_disk_blocks > 0)
     log::info("engine: {} more KV blocks in files below {}", options.num_disk_blocks, options.disk_folder.string());
+}
+
+nn::WeightsPtr EngineHost::load_draft_model(const config::InferenceConfig& config) {
+  const std::optional<nn::ModelConfig> drafts = draft_model_config(config);
+  if (!drafts) return nullptr;
+  engine::check_draft_model(*drafts, model_);
+  const std::filesystem::path folder = model_folder(*config.speculative.draft_model);
+  if (std::error_code ignored; std::filesystem::exists(folder / "tokenizer.json", ignored)) {
+    const text::Tokenizer tokenizer = text::Tokenizer::load(folder);
+    if (tokenizer.encode(kProbeText) != text_.tokenizer->encode(kProbeText))
+      fail(ErrorCode::kInvalidArgument, "speculative.draft_model: wanted a model with the tokenizer of {}, found another in {}", name_,
+           folder.string());
+  }
+  return nn::load_weights(load_session_->context(), *drafts, folder, dtype_, PolicyVersion{0}, nullptr);
 }
 
 std::vector<ops::OpContext*> EngineHost::contexts() const {

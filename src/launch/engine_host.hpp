@@ -28,6 +28,8 @@ nn::ConfigOverrides config_overrides(const config::InferenceConfig& config);
 std::int64_t context_length(const config::InferenceConfig& config, const nn::ModelConfig& model);
 /// Largest adapter rank that is served: vLLM's default, rounded up to the next of its supported sizes.
 std::int64_t largest_lora_rank(const config::InferenceConfig& config);
+/// Of the model that draws the drafts; nullopt if none does.
+std::optional<nn::ModelConfig> draft_model_config(const config::InferenceConfig& config);
 /// Host memory that an engine has for key-value blocks of all its devices, in bytes; 0 without kv_cache_offload.
 std::int64_t kv_offload_bytes(const config::InferenceConfig& config);
 /// Error{kInvalidArgument} naming the key if kv_offload_bytes() is less than a block. Where kv.num_blocks is not set, the cache takes an
@@ -71,6 +73,8 @@ class EngineHost {
 
  private:
   void start(const config::InferenceConfig& config, nn::WeightsPtr weights);
+  /// nullptr if no model draws drafts. Error{kInvalidArgument} if it has another vocabulary.
+  nn::WeightsPtr load_draft_model(const config::InferenceConfig& config);
   weights::Received take(const std::string& store, PolicyVersion version, const std::string& adapter, std::chrono::milliseconds timeout);
   /// The base model of `previous` with an adapter. With loading_ held.
   nn::WeightsPtr with_adapter(const nn::PeftSource& source, PolicyVersion version, const nn::WeightsPtr& previous);

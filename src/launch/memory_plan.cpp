@@ -273,7 +273,19 @@ engine::EngineBytes engine_bytes(const config::InferenceConfig& inference, const
   bytes.passes += 2 * kRoleBytes;
   bytes.block = nn::KvCache::bytes_per_block(nn::config_of_shard(model, inference.parallel.tp), compute, block);
   if (inference.enable_return_routed_experts) bytes.block += nn::KvCache::route_bytes_per_block(model, block);
+  if (const auto drafts = draft_model_config(inference)) bytes.block += nn::KvCache::bytes_per_block(*drafts, compute, block);
   return bytes;
+}
+
+/// Of the model that draws drafts: its weights and the largest step of it.
+std::size_t draft_model_bytes(const config::InferenceConfig& inference, DType compute) {
+  const std::optional<nn::ModelConfig> drafts = draft_model_config(inference);
+  if (!drafts) return 0;
+  return weight_bytes(*drafts, compute) + engine::engine_bytes({.max_model_len = 0,
+                                                                .max_num_seqs = inference.max_num_seqs,
+                                                                .max_num_batched_tokens = inference.max_num_batched_tokens},
+                                                               *drafts, compute)
+                                              .passes;
 }
 
 /// Of the weights, on each of the engine's devices.
@@ -307,6 +319,7 @@ void add_passes(MemoryPlan& plan, const config::InferenceConfig& inference, cons
   plan.parts.emplace_back("engine", needs.passes);
   if (const std::size_t bytes = exchange_bytes(inference, model, compute); bytes > 0) plan.parts.emplace_back("exchange", bytes);
   if (const std::size_t bytes = adapter_bytes(inference, model, compute); bytes > 0) plan.parts.emplace_back("adapters", bytes);
+  if (const std::size_t bytes = draft_model_bytes(inference, compute); bytes > 0) plan.parts.emplace_back("draft model", bytes);
   const std::int64_t wanted =
       inference.kv.num_blocks ? static_cast<std::int64_t>(*inference.kv.num_blocks) : inference.max_num_seqs * needs.blocks_per_sequence;
   const std::size_t left = usable(plan) > plan.total() ? usable(plan) - plan.total() : 0;
@@ -326,6 +339,7 @@ std::size_t least_engine_bytes(const config::InferenceConfig& inference, const n
   const engine::EngineBytes needs = engine_bytes(inference, model, compute);
   const std::int64_t blocks = std::max<std::int64_t>(needs.blocks_per_sequence, inference.kv.num_blocks.value_or(0));
   return kMoreVersions * weight_bytes(model, compute) + needs.passes + adapter_bytes(inference, model, compute) +
+         draft_model_bytes(inference, compute) +
          static_cast<std::size_t>(blocks) * needs.block;
 }
 

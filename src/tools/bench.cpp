@@ -81,9 +81,10 @@ std::vector<std::pair<std::string, double>> parts_of(const engine::StepTimes::Pa
   return parts;
 }
 
-std::vector<BenchRow> bench_engine(const BenchOptions& options, nn::WeightsPtr weights, Bandwidth& bandwidth) {
+std::vector<BenchRow> bench_engine(const BenchOptions& options, nn::WeightsPtr weights, Bandwidth& bandwidth,
+                                   nn::WeightsPtr drafts = nullptr) {
   const auto times = std::make_shared<engine::StepTimes>();
-  const auto engine = make_engine(options, std::move(weights), times);
+  const auto engine = make_engine(options, std::move(weights), times, std::move(drafts));
   Rng rng(options.seed, 1);
   std::vector<BenchRow> rows;
   const auto repeat = [&](std::string work, std::int64_t count, bool is_decode, auto&& measure) {
@@ -119,7 +120,7 @@ std::vector<BenchRow> bench_engine(const BenchOptions& options, nn::WeightsPtr w
       repeat(work, count, true, [&](engine::Engine& e, std::int64_t n) {
         const double read = bandwidth.bytes_per_second();
         Rng same(options.seed, 1);
-        const bool is_again = options.draft_tokens > 0 && !options.has_fresh_texts;
+        const bool is_again = options.draft_tokens > 0 && options.draft_layers == 0 && !options.has_fresh_texts;
         const double rate = time_decode(e, n, options, is_again ? same : rng);
         shares.push_back(rate / static_cast<double>(n) * decode_step_bytes(options, n) / read);
         log::info("bench {}: {:.0f}% of the {:.1f} GB/s that memory gave just before", work, 100 * shares.back(), read / 1e9);
@@ -348,8 +349,9 @@ std::vector<BenchRow> run_bench(const BenchOptions& options) {
     parameters.init_random(options.seed);
     if (options.decode || options.prefill) {
       Bandwidth bandwidth(options, peak.read_bytes_per_second);
+      nn::WeightsPtr drafts = make_draft_model(options, session.context(), parameters);
       rows = bench_engine(options, nn::make_weights(session.context(), parameters, options.dtype, PolicyVersion{0}, false, nullptr),
-                          bandwidth);
+                          bandwidth, std::move(drafts));
       if (options.num_devices > 1)
         add_shared_layers(rows, options, nn::flat_values(session.context(), parameters, options.dtype), bandwidth);
     }

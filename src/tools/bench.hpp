@@ -26,6 +26,8 @@ struct BenchOptions {
   int num_repeats = 2;                                      ///< measured, after one to warm up
   std::int64_t draft_tokens = 0;                            ///< of speculative decoding, for decode; 0: off
   bool has_fresh_texts = false;                             ///< with drafts: new ones in each repeat, of few different tokens
+  std::int64_t draft_layers = 0;                            ///< with drafts: the model's first ones draw them; 0: they are looked up
+  float draft_gap = 0;                                      ///< with draft_layers: what the others add is scaled by it
   bool decode = true, prefill = false, train = true, sync = false;
   std::uint64_t seed = 42;
   std::vector<std::string> adapters = {};  ///< that sequences name in turn, for engines that have them; empty: none

@@ -56,7 +56,28 @@ double time_decode(engine::Engine& engine, std::int64_t num_sequences, const Ben
   return static_cast<double>(num_tokens) / std::chrono::duration<double>(end - all_begun).count();
 }
 
-std::unique_ptr<engine::Engine> make_engine(const BenchOptions& options, nn::WeightsPtr weights, std::shared_ptr<engine::StepTimes> times) {
+nn::WeightsPtr make_draft_model(const BenchOptions& options, ops::OpContext& ctx, nn::Parameters& parameters) {
+  if (options.draft_layers == 0 || options.draft_tokens == 0) return nullptr;
+  for (nn::NamedParameter& p : parameters.named()) {
+    const bool ends_branch = p.name.ends_with("o_proj.weight") || p.name.ends_with("down_proj.weight");
+    if (p.layer < options.draft_layers || !ends_branch) continue;
+    std::vector<float> values(static_cast<std::size_t>(p.num_elements()));
+    options.runtime->copy_to_host(values.data(), p.value.data(), values.size() * sizeof(float));
+    for (float& value : values) value *= options.draft_gap;
+    options.runtime->copy_from_host(p.value.data(), values.data(), values.size() * sizeof(float));
+  }
+  nn::ModelConfig config = options.model;
+  config.num_layers = options.draft_layers;
+  nn::Parameters first(options.runtime, config);
+  for (nn::NamedParameter& p : first.named())
+    options.runtime->copy_within(p.value.data(), parameters.at(p.name).value.data(), p.value.num_bytes());
+  nn::WeightsPtr drafts = nn::make_weights(ctx, first, options.dtype, PolicyVersion{0}, false, nullptr);
+  options.runtime->synchronize();
+  return drafts;
+}
+
+std::unique_ptr<engine::Engine> make_engine(const BenchOptions& options, nn::WeightsPtr weights, std::shared_ptr<engine::StepTimes> times,
+                                            nn::WeightsPtr drafts) {
   engine::EngineOptions engine_options;
   engine_options.max_model_len = options.prompt_tokens + options.completion_tokens + 1;
   engine_options.max_num_seqs = options.num_sequences;
@@ -68,6 +89,7 @@ std::unique_ptr<engine::Engine> make_engine(const BenchOptions& options, nn::Wei
   engine_options.enable_prefix_caching = false;
   if (!options.adapters.empty()) engine_options.adapters = std::make_shared<engine::AdapterSet>(std::ssize(options.adapters));
   engine_options.drafts.num_tokens = options.draft_tokens;
+  engine_options.draft_model = std::move(drafts);
   if (options.has_fresh_texts) engine_options.drafts.min_ngram = 1;
   engine_options.times = std::move(times);
   return std::make_unique<engine::Engine>(options.runtime, engine_options, std::move(weights));
