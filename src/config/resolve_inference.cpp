@@ -58,10 +58,15 @@ void check_drafts(const SpeculativeConfig& drafts, const Check& check) {
   if (has_model) check_model_name(*drafts.draft_model, "speculative.draft_model", check);
   if (has_model && drafts.num_tokens == 0)
     check.problem("speculative.num_tokens", "must be at least 1 with a draft_model: how many tokens it draws for a sequence in a step");
-  for (const char* key : {"max_ngram", "min_ngram", "from_completions", "max_stored_tokens"})
-    if (has_model && check.is_set(fmt::format("speculative.{}", key)))
-      check.warn(fmt::format("speculative.{}", key), "has no effect: drafts are drawn by speculative.draft_model and not looked up");
-  if (!has_model && check.is_set("speculative.adaptive"))
+  const SpeculativeConfig usual;
+  const auto warn_of_lookup = [&](const char* key, bool is_set) {
+    if (has_model && is_set) check.warn(key, "has no effect: drafts are drawn by speculative.draft_model and not looked up");
+  };
+  warn_of_lookup("speculative.max_ngram", drafts.max_ngram != usual.max_ngram);
+  warn_of_lookup("speculative.min_ngram", drafts.min_ngram != usual.min_ngram);
+  warn_of_lookup("speculative.from_completions", drafts.from_completions != usual.from_completions);
+  warn_of_lookup("speculative.max_stored_tokens", drafts.max_stored_tokens != usual.max_stored_tokens);
+  if (!has_model && !drafts.adaptive)
     check.warn("speculative.adaptive", "has no effect: drafts are looked up, and it is of speculative.draft_model");
   if (drafts.min_ngram > drafts.max_ngram)
     check.problem("speculative.min_ngram", fmt::format("must not be above max_ngram, which is {}", drafts.max_ngram));

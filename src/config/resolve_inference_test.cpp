@@ -126,6 +126,10 @@ TEST(ResolveInference, DraftsOfAModelUnderEitherName) {
     EXPECT_EQ(loaded.config.speculative.num_tokens, 2) << given;
     EXPECT_TRUE(loaded.config.speculative.adaptive);
   }
+  EXPECT_THAT(load_line<InferenceConfig>(line + "--speculative.draft-model small --speculative.num-tokens 2 --speculative.max-ngram 5").warnings,
+              ElementsAre(HasSubstr("speculative.max_ngram: has no effect")));
+  EXPECT_THAT(load_line<InferenceConfig>(line + "--speculative.num-tokens 2 --speculative.adaptive false").warnings,
+              ElementsAre(HasSubstr("speculative.adaptive: has no effect")));
   const auto looked_up = load_line<InferenceConfig>(line + R"(--speculative-config {"model":"[ngram]","num_speculative_tokens":2})");
   EXPECT_EQ(looked_up.config.speculative.method, DraftMethod::kNgram);
   EXPECT_EQ(looked_up.config.speculative.draft_model, std::nullopt);

@@ -8,6 +8,8 @@
 namespace prl::engine {
 namespace {
 
+/// A draft model reads no more than so many tokens of a sequence for each token that it may still help to draw.
+constexpr std::int64_t kMostRead = 16;
 /// No draft is worth its row below this chance: the rate of the latest guesses is not known well enough.
 constexpr double kLeastChance = 0.25;
 
@@ -59,6 +61,7 @@ std::int64_t DraftPlanner::room_of(const Sequence& sequence, std::int64_t num_un
   if (!request.may_draft || !request.images.empty()) return 0;
   // One token comes behind the drafts.
   const std::int64_t left = std::min(request.max_new_tokens - sequence.num_output_tokens(), options_.most_tokens - sequence.num_tokens());
+  if (sequence.num_tokens() - sequence.draft_reading.num_tokens > kMostRead * left) return 0;
   return std::max<std::int64_t>(0, left - num_unknown - 1);
 }
 

@@ -19,16 +19,13 @@ class DraftYield {
   /// Drafts of each of `num_sequences` sequences in a step that has `num_tokens` tokens without them; 0 if none are worth it.
   [[nodiscard]] std::int64_t best(std::int64_t num_tokens, std::int64_t num_sequences) const noexcept;
   /// Of a draft behind drafts that came true, to come true too.
-  [[nodiscard]] double chance() const noexcept { return chance_; }
+  [[nodiscard]] double chance() const noexcept;
 
  private:
-  /// Of a guess at the start, and what is returned to while no drafts are drawn, so that they are tried again.
-  static constexpr double kFirstChance = 0.7;
-
   std::int64_t most_;
   double base_rows_;
   bool adapts_;
-  double chance_ = kFirstChance;
+  double num_tested_ = 0, num_accepted_ = 0;  ///< lately
   /// What something takes lately.
   struct Seconds {
     void add(double seconds) noexcept;

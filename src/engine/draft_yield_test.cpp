@@ -53,6 +53,16 @@ TEST(DraftYield, ThereAreAsManyAsMakeTokensComeFastest) {
   EXPECT_EQ(yield.best(1, 1), 0);
 }
 
+TEST(DraftYield, AModelThatIsNeverRightIsFoundOutSoon) {
+  DraftYield yield(4, 200);
+  watch(yield, 1, 0, 10);
+  watch(yield, 1, 4, 4);
+  int num_rows = 0;
+  for (; num_rows < 1000 && yield.best(1, 1) > 0; ++num_rows) yield.add_outcome(1, 0);
+  EXPECT_GT(num_rows, 5);
+  EXPECT_LT(num_rows, 100);
+}
+
 TEST(DraftYield, LargeBatchesHaveFewer) {
   DraftYield yield(8, 200);
   watch(yield, 4, 0, 20);
@@ -69,8 +79,9 @@ TEST(DraftYield, ASlowModelDrawsNone) {
   EXPECT_EQ(yield.best(1, 1), 0);
   // It is tried again much later, as its texts may have become others.
   for (int i = 0; i < 2000; ++i) yield.add_outcome(1, 0);
-  watch(yield, 1, 0, 4000);
-  EXPECT_GT(yield.chance(), 0.55);
+  EXPECT_LT(yield.chance(), 0.05);
+  watch(yield, 1, 0, 10000);
+  EXPECT_GT(yield.chance(), 0.6);
 }
 
 TEST(DraftYield, TheFirstStepsAndStallsSayLittle) {
