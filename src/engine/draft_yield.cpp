@@ -9,7 +9,7 @@ namespace {
 /// What is taken for the chance where nothing is known, with the weight of so many drafts.
 constexpr double kFirstChance = 0.7, kFirstWeight = 8;
 /// Drafts that are remembered.
-constexpr double kMostTested = 128;
+constexpr double kMostTested = 256;
 /// Weight of the newest one in what is remembered of steps' times, which are more often too long than too short.
 constexpr double kLonger = 0.1, kShorter = 0.3;
 /// Of a step that stalls no more counts than so many times what is known, and nothing of the first ones, which record and measure.
