@@ -83,7 +83,7 @@ std::int64_t context_length(const config::InferenceConfig& config, const nn::Mod
 }
 
 std::optional<nn::ModelConfig> draft_model_config(const config::InferenceConfig& config) {
-  if (!config.speculative.draft_model) return std::nullopt;
+  if (!config.speculative.draft_model || config.speculative.method == config::DraftMethod::kNgram) return std::nullopt;
   return nn::load_model_config(model_folder(*config.speculative.draft_model));
 }
 
