@@ -61,12 +61,17 @@ def test_settings_of_speed_and_memory_change_no_bit():
         check("more KV blocks in host memory" in log, f"host memory is not in use: {log[:1000]}")
         check(state(offloaded, 10) == wanted, "blocks from host memory change the bits")
         check_no_mismatch(offloaded, 10)
-        guessing = run(folder, "guessing", "--inference.speculative.num-tokens", 4, "--inference.speculative.min-ngram", 1)
-        log = (guessing / "logs/latest/inference.log").read_text() + (guessing / "logs/latest/rl.log").read_text()
-        drafts = re.search(r"(\d+) of (\d+) draft tokens came true", log)
-        check(drafts and int(drafts[1]) > 0, f"nothing was guessed: {log[-1000:]}")
-        check(state(guessing, 10) == wanted, "speculative decoding changes the bits")
-        check_no_mismatch(guessing, 10)
+        # Drafts are looked up, or drawn by the model that the run begins with.
+        for name, least_rate, flags in (
+                ("lookups", 0.1, ("--inference.speculative.num-tokens", 4, "--inference.speculative.min-ngram", 1)),
+                ("drawn", 0.5, ("--inference.speculative.num-tokens", 3, "--no-inference.speculative.adaptive",
+                                "--inference.speculative.draft-model", harness.warm_model()))):
+            guessing = run(folder, name, *flags)
+            log = (guessing / "logs/latest/inference.log").read_text() + (guessing / "logs/latest/rl.log").read_text()
+            drafts = re.search(r"(\d+) of (\d+) draft tokens came true", log)
+            check(drafts and int(drafts[1]) > least_rate * int(drafts[2]) > 0, f"{name}: too few drafts came true: {log[-1000:]}")
+            check(state(guessing, 10) == wanted, f"speculative decoding changes the bits: {name}")
+            check_no_mismatch(guessing, 10)
         check(state(run(folder, "uncached", "--no-inference.enable-prefix-caching", "--inference.max-num-seqs", 1), 10) == wanted,
               "the prefix cache or the batch changes the bits")
         check(state(run(folder, "recomputed", "--trainer.model.ac"), 10) == wanted, "activation checkpointing changes the bits")
