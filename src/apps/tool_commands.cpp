@@ -83,8 +83,13 @@ int run_convert(const config::ParsedCommand& parsed) {
   const auto loaded = config::load<config::ConvertConfig>(*parsed.command, parsed.args);
   if (config::finish_early(*parsed.command, loaded)) return 0;
   const config::ConvertConfig& config = loaded.config;
+  if (config.quantization && *config.quantization != "fp8")
+    fail(ErrorCode::kInvalidArgument, "prl convert: quantization is \"{}\", wanted fp8", *config.quantization);
+  if (config.quantization && config.base)
+    fail(ErrorCode::kInvalidArgument, "prl convert: quantization is of models, and with base an adapter is written; leave one of them out");
   if (config.base) return extract(config);
   tools::ConvertOptions options;
+  options.has_eight_bits = config.quantization.has_value();
   options.input = config.input;
   options.output_dir = config.output_dir;
   options.max_shard_bytes = static_cast<std::uint64_t>(config.max_shard_bytes);
@@ -100,7 +105,7 @@ int run_convert(const config::ParsedCommand& parsed) {
   }
   const tools::ConvertResult result = tools::convert_model(options);
   log::success("made {}: {} with {} parameters in {}{}", config.output_dir.string(), result.config.architecture,
-               result.config.num_parameters(), to_string(result.dtype), result.has_chat_template ? "" : ", without a chat template");
+               result.config.num_parameters(), config.quantization ? "8 bits" : to_string(result.dtype), result.has_chat_template ? "" : ", without a chat template");
   return 0;
 }
 

@@ -308,6 +308,7 @@ struct ConvertConfig {
   std::filesystem::path input;
   std::filesystem::path output_dir;
   ComputeDType dtype = ComputeDType::kAuto;
+  std::optional<std::string> quantization;
   std::int64_t max_shard_bytes = std::int64_t{5} << 30;
   std::optional<std::string> pre_tokenizer;
   std::optional<std::filesystem::path> adapter;
@@ -320,6 +321,7 @@ struct ConvertConfig {
     v.field("input", input, "GGUF file, or model folder or checkpoint, to read");
     v.field("output_dir", output_dir, "Folder to make");
     v.field("dtype", dtype, "Type of the saved weights; auto keeps the one found, and takes bfloat16 for quantised files");
+    v.field("quantization", quantization, "fp8: matrices of attention and MLPs in 8 bits, as a run with quantization fp8 rounds them");
     v.field("max_shard_bytes", max_shard_bytes, "Largest file of weights", {.unit = "bytes", .min = 1024});
     v.field("pre_tokenizer", pre_tokenizer, "How a GGUF file splits text, where it does not say: gpt-2 llama-bpe qwen2 smollm");
     v.field("adapter", adapter, "Folder of a LoRA adapter in PEFT's format, which is merged into the weights");

@@ -13,6 +13,7 @@
 #include "io/copy_file.hpp"
 #include "io/safetensors.hpp"
 #include "nn/models/config_reader.hpp"
+#include "ops/eight_bit.hpp"
 
 namespace prl::nn {
 namespace fs = std::filesystem;
@@ -106,15 +107,23 @@ void replace_chat_template(const fs::path& folder, const std::string& text) {
 }
 
 /// Of a tensor in files of a type.
-DType stored_dtype(const WeightSource& source, DType dtype) { return source.is_exact ? DType::kF32 : dtype; }
+io::StoredType type_in_files(const WeightSource& source, DType dtype) {
+  if (source.is_code) return io::StoredType::kF8E4M3;
+  return io::stored_type(source.is_exact ? DType::kF32 : dtype);
+}
 std::uint64_t stored_bytes(const WeightSource& source, DType dtype) {
-  return static_cast<std::uint64_t>(source.shape.num_elements()) * size_of(stored_dtype(source, dtype));
+  return static_cast<std::uint64_t>(source.shape.num_elements()) * io::size_of(type_in_files(source, dtype));
 }
 
-void append_rounded(io::SafetensorsWriter& writer, std::span<const float> values, DType dtype) {
-  if (dtype == DType::kF32) return writer.append(std::as_bytes(values));
+void append_rounded(io::SafetensorsWriter& writer, std::span<const float> values, io::StoredType type) {
+  if (type == io::StoredType::kF32) return writer.append(std::as_bytes(values));
+  if (type == io::StoredType::kF8E4M3) {
+    std::vector<std::uint8_t> codes(values.size());
+    std::transform(values.begin(), values.end(), codes.begin(), [](float v) { return ops::eight_bit_code(v, 0); });
+    return writer.append(std::as_bytes(std::span(codes)));
+  }
   std::vector<std::uint16_t> halves(values.size());
-  if (dtype == DType::kBF16) {
+  if (type == io::StoredType::kBF16) {
     std::transform(values.begin(), values.end(), halves.begin(), [](float v) { return to_bf16(v).bits; });
   } else {
     std::transform(values.begin(), values.end(), halves.begin(), io::f32_to_f16);
@@ -183,7 +192,7 @@ std::vector<io::SafetensorsWriter::Spec> specs_of(const FileOfSeveral& shard, DT
     std::vector<std::int64_t> shape;
     for (int d = 0; d < source->shape.num_dims(); ++d) shape.push_back(source->shape[d]);
     if (!source->file_shape.empty()) shape = source->file_shape;
-    specs.push_back({source->name, io::stored_type(stored_dtype(*source, dtype)), std::move(shape)});
+    specs.push_back({source->name, type_in_files(*source, dtype), std::move(shape)});
   }
   return specs;
 }
@@ -204,8 +213,8 @@ void append_data(io::SafetensorsWriter& writer, const FileOfSeveral& shard, DTyp
     for (std::int64_t first = 0; first < count; first += step) {
       piece.resize(static_cast<std::size_t>(std::min(step, count - first)));
       source->read(first, piece);
-      append_rounded(writer, piece, stored_dtype(*source, dtype));
-      told(piece.size() * size_of(stored_dtype(*source, dtype)));
+      append_rounded(writer, piece, type_in_files(*source, dtype));
+      told(piece.size() * io::size_of(type_in_files(*source, dtype)));
     }
   }
   writer.finish();

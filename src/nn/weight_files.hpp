@@ -22,6 +22,8 @@ struct WeightSource {
   std::function<void(std::int64_t first, std::span<float> out)> read;
   std::int64_t layer = -1;                    ///< of the model; -1: outside the layers
   bool is_exact = false;                      ///< fp32 in files of any type
+  bool is_code = false;                       ///< numbers of E4M3 that ops/eight_bit.hpp has, which files hold in 8 bits
+  bool is_eight_bit = false;                  ///< may be saved as codes (nn/eight_bit_files.hpp); no effect on writers
   std::vector<std::int64_t> file_shape = {};  ///< in files, of as many elements; empty: `shape`
 };
 

@@ -13,6 +13,7 @@
 #include "io/finite.hpp"
 #include "io/gguf.hpp"
 #include "io/safetensors.hpp"
+#include "nn/eight_bit_files.hpp"
 #include "nn/gguf_model.hpp"
 #include "nn/peft.hpp"
 #include "nn/stored_layout.hpp"
@@ -110,6 +111,21 @@ text::BpeVocabulary read_vocabulary(const io::GgufFile& file, const nn::ModelCon
   return v;
 }
 
+/// Writes `sources` of a model's tensor table, and config.json of the result.
+void write_model(const ConvertOptions& options, const fs::path& folder, std::vector<nn::WeightSource> sources, const ConvertResult& result) {
+  if (options.has_eight_bits) nn::mark_eight_bit(result.config, sources);
+  sources = nn::stored_sources(result.config, std::move(sources));
+  std::string config_json = nn::saved_config_json(result.config, result.dtype);
+  if (options.has_eight_bits) {
+    sources = nn::eight_bit_sources(std::move(sources));
+    config_json = nn::eight_bit_config_json(config_json, sources);
+  }
+  nn::write_weight_files(
+      folder, sources,
+      {.dtype = result.dtype, .max_shard_bytes = options.max_shard_bytes, .progress = Progress("converting " + options.input.string())});
+  write_file_atomic(folder / "config.json", config_json);
+}
+
 void convert_gguf(const ConvertOptions& options, const fs::path& temporary, ConvertResult& result) {
   if (options.adapter)
     fail(ErrorCode::kInvalidArgument, "--adapter: an adapter is merged into a model folder; convert {} to one first",
@@ -120,9 +136,7 @@ void convert_gguf(const ConvertOptions& options, const fs::path& temporary, Conv
   const text::BpeVocabulary vocabulary = read_vocabulary(*file, result.config, options.pre_tokenizer);
   text::write_bpe_tokenizer(temporary, vocabulary, options.input.string());
   result.has_chat_template = !vocabulary.chat_template.empty();
-  nn::write_weight_files(
-      temporary, nn::gguf_weight_sources(file, result.config),
-      {.dtype = result.dtype, .max_shard_bytes = options.max_shard_bytes, .progress = Progress("converting " + options.input.string())});
+  write_model(options, temporary, nn::gguf_weight_sources(file, result.config), result);
 }
 
 /// What most elements of a folder are stored in.
@@ -177,9 +191,7 @@ void convert_folder(const ConvertOptions& options, const fs::path& temporary, Co
   }
   nn::copy_companions({.folder = options.input, .chat_template = {}}, temporary);
   result.has_chat_template = text::ChatTemplate::exists(options.input);
-  nn::write_weight_files(
-      temporary, nn::stored_sources(result.config, std::move(sources)),
-      {.dtype = result.dtype, .max_shard_bytes = options.max_shard_bytes, .progress = Progress("converting " + options.input.string())});
+  write_model(options, temporary, std::move(sources), result);
 }
 
 }  // namespace
@@ -208,7 +220,6 @@ ConvertResult convert_model(const ConvertOptions& options) {
         } else {
           convert_folder(options, temporary, result);
         }
-        write_file_atomic(temporary / "config.json", nn::saved_config_json(result.config, result.dtype));
       },
       options.overwrite);
   return result;

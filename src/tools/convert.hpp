@@ -13,7 +13,8 @@ namespace prl::tools {
 struct ConvertOptions {
   std::filesystem::path input;  ///< a GGUF file, or a Hugging Face folder with safetensors (a checkpoint's weights are one)
   std::filesystem::path output_dir;
-  std::optional<DType> dtype;  ///< none: what most of the input is stored in; bfloat16 for quantised files
+  bool has_eight_bits = false;  ///< matrices of layers are stored in 8 bits (nn/eight_bit_files.hpp); `dtype` is that of the others
+  std::optional<DType> dtype;   ///< none: what most of the input is stored in; bfloat16 for quantised files
   std::uint64_t max_shard_bytes = 5'000'000'000ULL;
   bool overwrite = false;                        ///< replace an existing model folder
   std::optional<std::filesystem::path> adapter;  ///< in PEFT's format: merged into the weights of a folder, which is its base

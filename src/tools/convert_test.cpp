@@ -10,6 +10,8 @@
 #include "base/files.hpp"
 #include "base/testing/source_dir.hpp"
 #include "io/safetensors.hpp"
+#include "nn/weights.hpp"
+#include "ops/context.hpp"
 #include "text/chat_template.hpp"
 #include "text/tokenizer.hpp"
 
@@ -49,6 +51,53 @@ class Convert : public ::testing::Test {
   }
   fs::path folder_;
 };
+
+TEST_F(Convert, EightBitsAreThoseThatARunRoundsTo) {
+  ConvertOptions options;
+  options.input = tiny();
+  options.output_dir = folder_ / "plain";
+  convert_model(options);
+  options.input = folder_ / "plain";
+  options.output_dir = folder_ / "eight";
+  options.has_eight_bits = true;
+  EXPECT_EQ(convert_model(options).dtype, DType::kBF16);
+
+  const io::SafetensorsFolder files = io::SafetensorsFolder::open(folder_ / "eight");
+  int num_codes = 0;
+  for (const auto& [name, ref] : files.tensors()) {
+    const bool is_product = name.ends_with("_proj.weight");
+    EXPECT_EQ(ref.entry->type == io::StoredType::kF8E4M3, is_product) << name;
+    if (!is_product) continue;
+    ++num_codes;
+    const auto& scales = *files.tensors().at(name + "_scale").entry;
+    EXPECT_EQ(scales.type, io::StoredType::kF32);
+    EXPECT_EQ(scales.shape, (std::vector<std::int64_t>{ref.entry->shape[0], 1})) << name;
+  }
+  const nn::ModelConfig config = nn::load_model_config(folder_ / "eight");
+  EXPECT_EQ(num_codes, 7 * config.num_layers);
+  EXPECT_EQ(config.fp8, (nn::Fp8Format{.block_rows = 1, .scale_suffix = "_scale"}));
+  const std::string text = read_file(folder_ / "eight" / "config.json");
+  EXPECT_THAT(text, HasSubstr("float-quantized"));
+  EXPECT_THAT(text, HasSubstr("\"lm_head\""));
+
+  ops::OpSession session(make_cpu_runtime(), 2);
+  const auto checksum_of = [&](const char* name, bool has_eight_bit_weights) {
+    const fs::path folder = folder_ / name;
+    const nn::ModelConfig as = nn::load_model_config(folder, {.has_eight_bit_weights = has_eight_bit_weights});
+    return nn::checksum(*nn::load_weights(session.context(), as, folder, DType::kBF16, PolicyVersion{0}, nullptr)).combined;
+  };
+  const std::uint64_t rounded = checksum_of("plain", true);
+  EXPECT_EQ(checksum_of("eight", false), rounded);
+  EXPECT_EQ(checksum_of("eight", true), rounded);
+  EXPECT_NE(checksum_of("plain", false), rounded);
+
+  // Codes come to themselves again.
+  options.input = folder_ / "eight";
+  options.output_dir = folder_ / "again";
+  convert_model(options);
+  for (const char* name : {"config.json", "model.safetensors"})
+    EXPECT_EQ(read_file(folder_ / "again" / name), read_file(folder_ / "eight" / name)) << name;
+}
 
 TEST_F(Convert, GgufBecomesACompleteFolderAndFoldersConvertOn) {
   ConvertOptions options;
