@@ -15,8 +15,8 @@ constexpr double kLeastChance = 0.25;
 
 }  // namespace
 
-DraftPlanner::DraftPlanner(const DraftPlanOptions& options, std::int64_t max_num_seqs, BlockPool& pool)
-    : options_(options), most_rows_(most_drawn_rows(max_num_seqs, options.num_tokens)), pool_(pool), source_(options), yield_(options.num_tokens, options.base_rows, options.adapts) {}
+DraftPlanner::DraftPlanner(const DraftPlanOptions& options, std::int64_t max_num_seqs, BlockPool& pool, const SequenceStates* states)
+    : options_(options), most_rows_(most_drawn_rows(max_num_seqs, options.num_tokens)), pool_(pool), states_(states), source_(options), yield_(options.num_tokens, options.base_rows, options.adapts) {}
 
 double DraftPlanner::least_chance(std::int64_t num_tokens) const noexcept {
   const auto rows = static_cast<double>(num_tokens);
@@ -71,10 +71,16 @@ void DraftPlanner::plan_room(StepPlan& plan, std::int64_t budget, std::int64_t n
   if (num_wanted == 0 || budget <= 0) return;
   const std::int64_t count = std::min(yield_.best(plan.num_tokens, num_wanted), budget / num_wanted);
   for (PlanRow& row : plan.rows)
-    if (count > 0 && wants(row)) static_cast<void>(try_add(plan, row, std::min(count, room_of(*row.sequence, 0)), num_running));
+    if (count > 0 && wants(row))
+      static_cast<void>(try_add(plan, row, within_state(row, std::min(count, room_of(*row.sequence, 0))), num_running));
+}
+
+std::int64_t DraftPlanner::within_state(const PlanRow& row, std::int64_t count) const noexcept {
+  return states_ == nullptr ? count : std::min(count, states_->room_for_drafts(*row.sequence, row.first_token, row.num_tokens));
 }
 
 bool DraftPlanner::try_add(StepPlan& plan, PlanRow& row, std::int64_t count, std::int64_t num_running) {
+  if (count == 0) return false;
   Sequence& sequence = *row.sequence;
   const std::int64_t end = row.first_token + row.num_tokens + count;
   // Each sequence may need a block in the next step.
@@ -94,14 +100,14 @@ void DraftPlanner::plan_lookups(StepPlan& plan, std::int64_t budget, std::int64_
     Sequence& sequence = *row.sequence;
     if (!row.is_sampled) continue;
     const std::int64_t limit = std::min(budget, sequence.request->max_new_tokens - sequence.num_output_tokens() - 1);
-    row.num_drafts = source_.num_useful(sequence.draft, limit, chance);
+    row.num_drafts = source_.num_useful(sequence.draft, within_state(row, limit), chance);
     gain += source_.expected_gain(sequence.draft, row.num_drafts);
     budget -= row.num_drafts;
   }
   const bool has_drafts = is_worth_it(gain, plan.rows.size());
   for (PlanRow& row : plan.rows) {
     const std::int64_t count = std::exchange(row.num_drafts, 0);
-    if (count > 0 && has_drafts && try_add(plan, row, count, num_running)) source_.propose(row.sequence->draft, count, row.drafts);
+    if (has_drafts && try_add(plan, row, count, num_running)) source_.propose(row.sequence->draft, count, row.drafts);
   }
 }
 

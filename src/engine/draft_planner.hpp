@@ -6,6 +6,7 @@
 #include "engine/draft_source.hpp"
 #include "engine/draft_yield.hpp"
 #include "engine/kv/block_pool.hpp"
+#include "engine/sequence_states.hpp"
 #include "engine/step_plan.hpp"
 
 namespace prl::engine {
@@ -24,7 +25,8 @@ struct DraftPlanOptions : DraftOptions {
 /// Decides which rows of a step have drafts, for Scheduler. One thread.
 class DraftPlanner {
  public:
-  DraftPlanner(const DraftPlanOptions& options, std::int64_t max_num_seqs, BlockPool& pool);
+  /// `states`: of a model whose sequences have states; nullptr: of another.
+  DraftPlanner(const DraftPlanOptions& options, std::int64_t max_num_seqs, BlockPool& pool, const SequenceStates* states = nullptr);
 
   /// Adds drafts to rows that draw, or, where a model draws them, room for them: within `budget`, and taking no block that one of the `num_running` sequences may need next.
   void plan(StepPlan& plan, std::int64_t budget, std::int64_t num_running);
@@ -41,6 +43,8 @@ class DraftPlanner {
   void plan_room(StepPlan& plan, std::int64_t budget, std::int64_t num_running);
   /// Room for so many drafts of a model that the sequence may have yet. `num_unknown`: so many of its tokens are being drawn.
   [[nodiscard]] std::int64_t room_of(const Sequence& sequence, std::int64_t num_unknown) const noexcept;
+  /// `count` drafts of a row, or as many as its sequence's state allows.
+  [[nodiscard]] std::int64_t within_state(const PlanRow& row, std::int64_t count) const noexcept;
   /// Gives the row so many drafts, unless that takes a block which one of the `num_running` sequences may need next.
   [[nodiscard]] bool try_add(StepPlan& plan, PlanRow& row, std::int64_t count, std::int64_t num_running);
   /// Whether a step of so many sequences whose drafts save so many tokens is better than one without them.
@@ -51,6 +55,7 @@ class DraftPlanner {
   DraftPlanOptions options_;
   std::int64_t most_rows_;  ///< that a step draws
   BlockPool& pool_;
+  const SequenceStates* states_;
   DraftSource source_;
   DraftCost cost_;
   DraftYield yield_;

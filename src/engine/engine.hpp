@@ -46,7 +46,7 @@ struct EngineOptions {
   bool record_steps = true;                   ///< steps of one token per sequence as CUDA graphs
   std::shared_ptr<AdapterSet> adapters = {};  ///< that requests may name; nullptr: none
   bool logs_routes = false;                   ///< requests may ask which experts their tokens had; no effect on dense models
-  DraftOptions drafts = {};                   ///< speculative decoding; not of models with linear attention
+  DraftOptions drafts = {};                   ///< speculative decoding
   nn::WeightsPtr draft_model = {};            ///< draws the drafts, with the same vocabulary; nullptr: they are looked up
   std::uint64_t seed = 0;                     ///< for requests without one
   int num_threads = 0;

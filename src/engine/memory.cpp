@@ -10,6 +10,10 @@ std::int64_t default_state_snapshots(const nn::ModelConfig& model, std::int64_t 
   return model.linear.layers.empty() || !enable_prefix_caching ? 0 : max_num_seqs;
 }
 
+std::int64_t num_state_slots(std::int64_t max_num_seqs, std::int64_t num_draft_tokens) noexcept {
+  return num_draft_tokens > 0 ? 2 * max_num_seqs : max_num_seqs;
+}
+
 std::int64_t most_drawn_rows(std::int64_t max_num_seqs, std::int64_t num_draft_tokens) noexcept {
   constexpr std::int64_t kLarge = 256;
   return std::max(max_num_seqs, std::min(kLarge, max_num_seqs * (1 + num_draft_tokens)));
@@ -40,7 +44,7 @@ EngineBytes engine_bytes(const EngineSizes& sizes, const nn::ModelConfig& model,
       (of_stream + 2 * heads + 3 * mlp_size + rows_of_experts + of_shared) * static_cast<std::int64_t>(size_of(compute));
   const std::int64_t logits =
       most_drawn_rows(sizes.max_num_seqs, sizes.num_draft_tokens) * model.vocab_size * static_cast<std::int64_t>(sizeof(float));
-  const auto states = static_cast<std::size_t>(sizes.max_num_seqs + sizes.num_state_snapshots) *
+  const auto states = static_cast<std::size_t>(num_state_slots(sizes.max_num_seqs, sizes.num_draft_tokens) + sizes.num_state_snapshots) *
                       nn::KvCache::bytes_per_state(model, compute, DeviceKind::kCuda);
   return {static_cast<std::size_t>(tokens * per_token + logits) + states, nn::KvCache::bytes_per_block(model, compute, sizes.block_size),
           (sizes.max_model_len + sizes.block_size - 1) / sizes.block_size};

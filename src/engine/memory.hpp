@@ -22,6 +22,9 @@ struct EngineSizes {
 /// products have no row to spare.
 std::int64_t most_drawn_rows(std::int64_t max_num_seqs, std::int64_t num_draft_tokens) noexcept;
 
+/// States that sequences have, of models with linear attention: with drafts one more for each, to go back to.
+std::int64_t num_state_slots(std::int64_t max_num_seqs, std::int64_t num_draft_tokens) noexcept;
+
 /// EngineOptions::num_state_snapshots where nothing else is said: as many as sequences that run, if prefixes are kept at all.
 std::int64_t default_state_snapshots(const nn::ModelConfig& model, std::int64_t max_num_seqs, bool enable_prefix_caching) noexcept;
 

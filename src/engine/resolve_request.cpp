@@ -101,7 +101,7 @@ void check_prompt_images(const wire::GenerateRequest& request, const nn::ModelCo
   }
 }
 
-void check_drafts(const DraftOptions& drafts, const nn::ModelConfig& config) {
+void check_drafts(const DraftOptions& drafts) {
   const auto check = [](const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
     if (value < low || value > high)
       fail(ErrorCode::kInvalidArgument, "speculative.{} must be between {} and {}, got {}", name, low, high, value);
@@ -111,11 +111,6 @@ void check_drafts(const DraftOptions& drafts, const nn::ModelConfig& config) {
   check("max_ngram", drafts.max_ngram, 1, DraftOptions::kMostNgram);
   check("min_ngram", drafts.min_ngram, 1, drafts.max_ngram);
   check("max_stored_tokens", drafts.max_stored_tokens, 0, std::int64_t{1} << 40);
-  if (!config.linear.layers.empty())
-    fail(ErrorCode::kNotImplemented,
-         "speculative.num_tokens is {}, and a {} model has linear attention, whose states cannot go back to before a draft that failed; "
-         "set it to 0",
-         drafts.num_tokens, config.model_type);
 }
 
 }  // namespace
@@ -179,8 +174,8 @@ void check_draft_model(const nn::ModelConfig& drafts, const nn::ModelConfig& mod
          model.vocab_size, drafts.vocab_size);
   if (!drafts.linear.layers.empty())
     fail(ErrorCode::kNotImplemented,
-         "speculative.draft_model: a {} model has linear attention, whose states cannot go back to before a draft that failed; choose a model "
-         "without",
+         "speculative.draft_model: a {} model has linear attention, whose states would have to go back to before drafts that failed; choose a "
+         "model without",
          drafts.model_type);
 }
 
@@ -207,7 +202,7 @@ void check_options(const EngineOptions& options, const nn::ModelConfig& config) 
          options.num_disk_blocks, options.num_host_blocks);
   if (options.num_state_snapshots < 0)
     fail(ErrorCode::kInvalidArgument, "num_state_snapshots must not be negative, got {}", options.num_state_snapshots);
-  check_drafts(options.drafts, config);
+  check_drafts(options.drafts);
   if (options.max_queued_requests < 0)
     fail(ErrorCode::kInvalidArgument, "max_queued_requests must not be negative, got {}", options.max_queued_requests);
   if (options.max_model_len > config.max_position) {

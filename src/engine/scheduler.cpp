@@ -5,6 +5,7 @@
 
 #include "base/error.hpp"
 #include "engine/image_keys.hpp"
+#include "engine/memory.hpp"
 
 namespace prl::engine {
 namespace {
@@ -56,10 +57,10 @@ Scheduler::Scheduler(const SchedulerOptions& options, BlockPool& pool, HostBlock
       host_(host),
       disk_(disk),
       prefix_(pool, host, disk),
-      states_(options.max_num_seqs,
+      states_(num_state_slots(options.max_num_seqs, options.drafts.num_tokens),
               options.enable_prefix_caching && options.enable_chunked_prefill ? options.num_state_snapshots.value_or(0) : 0,
               pool.block_size()),
-      drafts_(options.drafts, options.max_num_seqs, pool) {
+      drafts_(options.drafts, options.max_num_seqs, pool, options.num_state_snapshots ? &states_ : nullptr) {
   PRL_CHECK(options.max_num_seqs > 0 && options.max_num_batched_tokens > 0, "scheduler limits must be positive");
   running_.reserve(static_cast<std::size_t>(options.max_num_seqs));
 }
@@ -101,6 +102,9 @@ void Scheduler::plan(StepPlan& plan) {
   // Blocks are short when a sequence was preempted: an admission now would only be undone.
   if (plan.num_preempted == 0) plan_waiting(plan, budget);
   if (plan.num_preempted == 0) drafts_.plan(plan, budget, num_running());
+  if (options_.num_state_snapshots)
+    for (const PlanRow& row : plan.rows)
+      if (row.num_drafts > 0) states_.guard(*row.sequence);
   if (!plan.rows.empty()) states_.list(plan.state_copies);
   if (host_ != nullptr) host_->list(plan.copies);
 }
@@ -322,11 +326,17 @@ void Scheduler::commit(const StepPlan& plan, std::optional<double> seconds) {
 void Scheduler::accept(const PlanRow& row, std::int64_t num_tokens) {
   Sequence& sequence = *row.sequence;
   PRL_CHECK(1 <= num_tokens && num_tokens <= row.num_samples(), "{} tokens of a row that draws {}", num_tokens, row.num_samples());
-  if (row.num_drafts > 0) {
+  if (row.num_drafts > 0 && options_.num_state_snapshots && num_tokens < row.num_samples()) {
+    states_.go_back(sequence);
+    sequence.num_tokens_computed = row.first_token;
+    sequence.tenant->num_generation_tokens += num_tokens - 1;
+  } else if (row.num_drafts > 0) {
     sequence.num_tokens_computed += num_tokens - 1;
     sequence.tenant->num_tokens += num_tokens - 1;
     sequence.tenant->num_generation_tokens += num_tokens - 1;
     publish_blocks(sequence, sequence.num_tokens_computed);
+  }
+  if (row.num_drafts > 0) {
     // What drafts that failed needed may be another's next.
     const auto num_needed = static_cast<std::size_t>(pool_.num_blocks_for(sequence.num_tokens()));
     while (sequence.blocks.size() > num_needed) sequence.blocks.pop_back();
@@ -385,7 +395,9 @@ void Scheduler::check_integrity() const {
     for (std::size_t i = 0; i < sequence->blocks.size(); ++i) {
       const BlockId id = sequence->blocks[i].id();
       ++num_refs[static_cast<std::size_t>(id.value)];
-      const bool is_full = static_cast<std::int64_t>(i + 1) * pool_.block_size() <= sequence->num_tokens_computed;
+      // A sequence whose state went back writes what a published block has once more.
+      const bool is_full = static_cast<std::int64_t>(i + 1) * pool_.block_size() <=
+                           std::max(sequence->num_tokens_computed, sequence->num_hashed_blocks * pool_.block_size());
       PRL_CHECK(is_full || pool_.ref_count(id) == 1, "block {} is shared and still written to", id.value);
     }
   }

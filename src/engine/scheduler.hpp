@@ -44,8 +44,8 @@ struct SchedulerStats {
 ///   1. running, and what waits of each tenant, is sorted by is_before;
 ///   2. a waiting sequence holds no blocks and has computed nothing, so preempting all others always makes room for one;
 ///   3. a running sequence's blocks cover num_tokens_computed;
-///   4. a block shared by two sequences is full, so no sequence writes to it;
-///   5. each running sequence has a slot for its state, which no other has.
+///   4. a block shared by two sequences is full, so no sequence writes to it, or what it has already (SequenceStates);
+///   5. each running sequence has a slot for its state, which no other has, and with drafts perhaps a second one.
 class Scheduler {
  public:
   /// `host`: what the pool saves its blocks to, if there is any; `disk`: the same of `host`.

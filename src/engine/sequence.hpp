@@ -73,6 +73,7 @@ struct Sequence {
   std::int64_t num_tokens_computed = 0;
   std::vector<BlockLease> blocks;
   std::int32_t state_slot = -1;        ///< of models with linear attention; -1 unless it runs
+  std::int32_t former_slot = -1;       ///< of the state before the last step with drafts; -1: there was none
   std::optional<BlockHash> last_kept;  ///< behind which of its blocks, after the prompt, its state was copied last
 
   SequenceState state = SequenceState::kWaiting;

@@ -8,9 +8,9 @@
 
 namespace prl::engine {
 
-SequenceStates::SequenceStates(std::int64_t max_num_seqs, std::int64_t num_snapshots, std::int64_t block_size)
-    : block_size_(block_size), max_num_seqs_(max_num_seqs), snapshots_(max_num_seqs, num_snapshots) {
-  for (std::int64_t slot = max_num_seqs; slot-- > 0;) free_slots_.push_back(static_cast<std::int32_t>(slot));
+SequenceStates::SequenceStates(std::int64_t num_slots, std::int64_t num_snapshots, std::int64_t block_size)
+    : block_size_(block_size), num_slots_(num_slots), snapshots_(num_slots, num_snapshots) {
+  for (std::int64_t slot = num_slots; slot-- > 0;) free_slots_.push_back(static_cast<std::int32_t>(slot));
 }
 
 void SequenceStates::take_slot(Sequence& sequence) {
@@ -21,8 +21,28 @@ void SequenceStates::take_slot(Sequence& sequence) {
 
 void SequenceStates::return_slot(Sequence& sequence) {
   free_slots_.push_back(std::exchange(sequence.state_slot, -1));
+  if (sequence.former_slot >= 0) free_slots_.push_back(std::exchange(sequence.former_slot, -1));
   sequence.last_kept = std::nullopt;
 }
+
+std::int64_t SequenceStates::room_for_drafts(const Sequence& sequence, std::int64_t first, std::int64_t count) const noexcept {
+  if (first < sequence.num_prompt_tokens || count > kMostAgain || (free_slots_.empty() && sequence.former_slot < 0)) return 0;
+  // The next place to keep the state is not passed over.
+  for (std::int64_t end = first + count; end < first + count + kStep; ++end)
+    if (is_kept_at(sequence, end)) return end - first - count;
+  return kStep;
+}
+
+void SequenceStates::guard(Sequence& sequence) {
+  if (sequence.former_slot < 0) {
+    PRL_CHECK(!free_slots_.empty(), "no second slot for the state of sequence {}", sequence.request_id.value);
+    sequence.former_slot = free_slots_.back();
+    free_slots_.pop_back();
+  }
+  copies_.push_back({sequence.state_slot, sequence.former_slot});
+}
+
+void SequenceStates::go_back(Sequence& sequence) noexcept { std::swap(sequence.state_slot, sequence.former_slot); }
 
 std::int64_t SequenceStates::prompt_end(const Sequence& sequence) const noexcept {
   return (sequence.num_prompt_tokens - 1) / block_size_ * block_size_;
@@ -103,9 +123,12 @@ void SequenceStates::give_up() {
 void SequenceStates::check_integrity(std::span<Sequence* const> running) const {
   snapshots_.check_integrity();
   std::vector<std::int32_t> slots = free_slots_;
-  for (const Sequence* sequence : running) slots.push_back(sequence->state_slot);
+  for (const Sequence* sequence : running) {
+    slots.push_back(sequence->state_slot);
+    if (sequence->former_slot >= 0) slots.push_back(sequence->former_slot);
+  }
   std::ranges::sort(slots);
-  PRL_CHECK(static_cast<std::int64_t>(slots.size()) == max_num_seqs_, "{} slots for states of {} sequences", slots.size(), max_num_seqs_);
+  PRL_CHECK(static_cast<std::int64_t>(slots.size()) == num_slots_, "{} slots for states, of {}", slots.size(), num_slots_);
   for (std::size_t i = 0; i < slots.size(); ++i)
     PRL_CHECK(slots[i] == static_cast<std::int32_t>(i), "slot {} for a state is missing or taken twice", i);
 }

@@ -14,16 +14,27 @@ namespace prl::engine {
 /// Where the states of running sequences lie, of models with linear attention, and which states of prefixes are kept so that others go on
 /// from there. A state is that of one position, so a sequence can begin only where a copy was made: behind the last full block of a prompt,
 /// at which its row ends for that purpose, and every kStep tokens of what follows, of which each sequence keeps the last one.
+/// A step with drafts may leave a state behind tokens that do not count: it works on the sequence's slot, and what the state was before is
+/// in a second one, to which the sequence goes back. It then computes the tokens that did count again, with those that come next.
 /// Copies are collected in the order in which they are to be made, before the next step that has rows.
 class SequenceStates {
  public:
   static constexpr std::int64_t kStep = 64;
-  /// Slots for `max_num_seqs` sequences, then for `num_snapshots` copies; 0: none are made.
-  SequenceStates(std::int64_t max_num_seqs, std::int64_t num_snapshots, std::int64_t block_size);
+  /// Most tokens that a sequence computes again after drafts that failed: a row of more has no drafts.
+  static constexpr std::int64_t kMostAgain = 16;
+  /// Slots for `num_slots` sequences (num_state_slots()), then for `num_snapshots` copies; 0: none are made.
+  SequenceStates(std::int64_t num_slots, std::int64_t num_snapshots, std::int64_t block_size);
 
   void take_slot(Sequence& sequence);
   void return_slot(Sequence& sequence);
   bool keeps_prefixes() const noexcept { return snapshots_.is_enabled(); }
+
+  /// How many drafts a row of the sequence may have that begins at `first` with `count` tokens.
+  std::int64_t room_for_drafts(const Sequence& sequence, std::int64_t first, std::int64_t count) const noexcept;
+  /// The sequence's state is copied before a step with drafts. Once in a step.
+  void guard(Sequence& sequence);
+  /// Some of these drafts failed: the sequence's state is what it was before the step.
+  void go_back(Sequence& sequence) noexcept;
 
   /// A plan begins: what was expected of the one before has been computed.
   void begin_plan() noexcept { expected_.clear(); }
@@ -56,7 +67,7 @@ class SequenceStates {
   std::optional<BlockHash> hash_at(const Sequence& sequence, std::int64_t position) const;
 
   std::int64_t block_size_;
-  std::int64_t max_num_seqs_;
+  std::int64_t num_slots_;
   std::vector<std::int32_t> free_slots_;  ///< the next one is the last
   StateSnapshots snapshots_;
   std::unordered_set<std::uint64_t> expected_;  ///< hashes of blocks behind which rows of this plan end

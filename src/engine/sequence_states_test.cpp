@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "base/rng.hpp"
+#include "engine/memory.hpp"
 #include "engine/scheduler.hpp"
 
 namespace prl::engine {
@@ -34,12 +35,14 @@ TEST(StateSnapshots, TheLeastRecentlyUsedOneMakesRoom) {
 class SequenceStatesTest : public ::testing::Test {
  protected:
   static constexpr std::int64_t kBlock = 4;
+  static constexpr std::uint64_t kFewDrawn = 2;  ///< tokens that come where there are drafts
   void make(SchedulerOptions options, std::int64_t num_blocks = 256) {
     options.num_state_snapshots = options.num_state_snapshots.value_or(8);
     pool_ = std::make_unique<BlockPool>(num_blocks, kBlock);
     scheduler_ = std::make_unique<Scheduler>(options, *pool_);
     scheduler_->change_weights(PolicyVersion{0});
-    states_.assign(static_cast<std::size_t>(options.max_num_seqs + *options.num_state_snapshots), {-1});
+    const std::int64_t num_slots = num_state_slots(options.max_num_seqs, options.drafts.num_tokens);
+    states_.assign(static_cast<std::size_t>(num_slots + *options.num_state_snapshots), {-1});
   }
   Sequence& add(std::vector<std::int32_t> prompt, std::int64_t max_new_tokens = 1000) {
     auto request = std::make_unique<ResolvedRequest>();
@@ -60,10 +63,21 @@ class SequenceStatesTest : public ::testing::Test {
   StepPlan step() {
     StepPlan plan;
     scheduler_->plan(plan);
+    for (PlanRow& row : plan.rows)
+      for (std::int64_t i = 0; i < row.num_drafts; ++i)
+        row.drafts[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(rng_.next_below(kFewDrawn));
     carry_out(plan);
     scheduler_->commit(plan);
-    for (const PlanRow& row : plan.rows)
-      if (row.is_sampled) row.sequence->tokens.push_back(static_cast<std::int32_t>(rng_.next_below(50)));
+    for (const PlanRow& row : plan.rows) {
+      if (!row.is_sampled) continue;
+      std::vector<std::int32_t>& tokens = row.sequence->tokens;
+      std::int64_t num = 0;
+      do tokens.push_back(static_cast<std::int32_t>(rng_.next_below(row.num_drafts > 0 ? kFewDrawn : 50)));
+      while (++num <= row.num_drafts && row.drafts[static_cast<std::size_t>(num - 1)] == tokens.back());
+      num_accepted_ += num - 1;
+      num_refused_ += row.num_drafts - num + 1;
+      scheduler_->accept(row, num);
+    }
     scheduler_->check_integrity();
     return plan;
   }
@@ -75,7 +89,8 @@ class SequenceStatesTest : public ::testing::Test {
       if (row.first_token == 0) state.clear();
       const auto first = row.sequence->tokens.begin();
       ASSERT_EQ(state, std::vector<std::int32_t>(first, first + row.first_token)) << "sequence " << row.sequence->request_id.value;
-      state.insert(state.end(), first + row.first_token, first + row.first_token + row.num_tokens);
+      state.insert(state.end(), first + row.first_token, first + row.known_end());
+      state.insert(state.end(), row.drafts.begin(), row.drafts.begin() + row.num_drafts);
     }
   }
   void TearDown() override {
@@ -94,6 +109,7 @@ class SequenceStatesTest : public ::testing::Test {
   std::vector<std::unique_ptr<ResolvedRequest>> requests_;
   std::vector<std::vector<std::int32_t>> states_;
   Rng rng_{7};
+  std::int64_t num_accepted_ = 0, num_refused_ = 0;  ///< drafts
 };
 
 TEST_F(SequenceStatesTest, APromptStopsAtItsLastFullBlockAndIsFoundAgain) {
@@ -175,9 +191,15 @@ TEST_F(SequenceStatesTest, AfterAStepThatWasNotBegunAllStartOver) {
 }
 
 TEST_F(SequenceStatesTest, RandomTrafficNeverComputesFromAnotherState) {
-  for (const std::int64_t num_snapshots : {0, 1, 3, 16}) {
-    // Few blocks, so that sequences are preempted and prefixes evicted.
-    make({.max_num_seqs = 5, .max_num_batched_tokens = 24, .num_state_snapshots = num_snapshots, .preempt_period = 9}, 80);
+  for (const auto& [num_snapshots, num_drafts] : {std::pair{0, 0}, {1, 0}, {3, 0}, {16, 0}, {16, 5}, {3, 15}, {0, 2}}) {
+    SCOPED_TRACE(fmt::format("{} snapshots, {} drafts", num_snapshots, num_drafts));
+    SchedulerOptions options{.max_num_seqs = 5, .max_num_batched_tokens = 24, .num_state_snapshots = num_snapshots, .preempt_period = 9};
+    options.drafts.num_tokens = num_drafts;
+    options.drafts.has_model = num_drafts > 0;
+    options.drafts.most_tokens = 1000;
+    options.drafts.adapts = false;
+    num_accepted_ = num_refused_ = 0;
+    make(options, 80);  // so few blocks that sequences are preempted and prefixes evicted
     std::vector<std::vector<std::int32_t>> texts;
     std::map<Sequence*, std::int64_t> lengths;
     for (int i = 0; i < 600; ++i) {
@@ -202,6 +224,7 @@ TEST_F(SequenceStatesTest, RandomTrafficNeverComputesFromAnotherState) {
       }
     }
     EXPECT_EQ(scheduler_->stats().num_prefix_hit_tokens > 0, num_snapshots > 0);
+    EXPECT_EQ(num_accepted_ > 50 && num_refused_ > 100, num_drafts > 0) << num_accepted_ << " of " << num_accepted_ + num_refused_;
     for (auto& sequence : sequences_) scheduler_->remove(*sequence);
   }
 }

@@ -285,6 +285,7 @@ class SpeculationModel : public ::testing::TestWithParam<SpeculationKind> {
     options.num_threads = 2;
     options.drafts.num_tokens = num_drafts;
     options.drafts.min_ngram = 1;
+    options.num_state_snapshots = 4;
     return options;
   }
   std::unique_ptr<EngineCore> core(const EngineOptions& options, std::int64_t preempt_period = 0) {
@@ -297,6 +298,7 @@ class SpeculationModel : public ::testing::TestWithParam<SpeculationKind> {
     core.scheduler.enable_prefix_caching = options.enable_prefix_caching;
     core.scheduler.drafts = {options.drafts};
     core.scheduler.preempt_period = preempt_period;
+    if (!config_.linear.layers.empty()) core.scheduler.num_state_snapshots = options.num_state_snapshots;
     return std::make_unique<EngineCore>(core, std::make_unique<PagedRunner>(session_.context().runtime, options, weights_));
   }
   /// Every way of sampling; prompts are shared by several.
@@ -449,7 +451,8 @@ TEST_P(SpeculationModel, WeightsThatChangeInTheMiddleChangeTheSameTokens) {
 INSTANTIATE_TEST_SUITE_P(Families, SpeculationModel,
                          ::testing::Values(SpeculationKind{"llama", DType::kF32}, SpeculationKind{"qwen3", DType::kBF16},
                                            SpeculationKind{"mistral", DType::kBF16, 24}, SpeculationKind{"qwen3_moe", DType::kBF16},
-                                           SpeculationKind{"deepseek_v3", DType::kBF16}),
+                                           SpeculationKind{"deepseek_v3", DType::kBF16}, SpeculationKind{"qwen3_next", DType::kBF16},
+                                           SpeculationKind{"nemotron_h", DType::kF32}),
                          [](const auto& kind) {
                            return std::string(kind.param.family) + (kind.param.compute == DType::kBF16 ? "_bf16" : "_f32") +
                                   (kind.param.window > 0 ? "_window" : "");
