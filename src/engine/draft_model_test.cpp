@@ -19,7 +19,8 @@ namespace {
 
 constexpr std::int64_t kDraftVocab = 40;
 
-nn::ModelConfig draft_lab_config(std::int64_t num_layers, std::int64_t vocab_size = kDraftVocab, const char* family = "qwen3") {
+nn::ModelConfig draft_lab_config(std::int64_t num_layers, std::int64_t vocab_size = kDraftVocab, const char* family = "qwen3",
+                                 std::int64_t head_dim = 16) {
   return nn::make_model_config({.family = family,
                                 .vocab_size = vocab_size,
                                 .hidden_size = 64,
@@ -27,14 +28,15 @@ nn::ModelConfig draft_lab_config(std::int64_t num_layers, std::int64_t vocab_siz
                                 .num_layers = num_layers,
                                 .num_heads = 4,
                                 .num_kv_heads = 2,
-                                .head_dim = 16,
+                                .head_dim = head_dim,
                                 .max_position = 512});
 }
 
 struct DraftLab {
   DraftLab() : session(make_test_runtime(), 2) {}
-  nn::WeightsPtr weights(std::int64_t num_layers, std::uint64_t seed) {
-    nn::Parameters parameters(session.context().runtime, draft_lab_config(num_layers));
+  nn::WeightsPtr weights(std::int64_t num_layers, std::uint64_t seed) { return weights(draft_lab_config(num_layers), seed); }
+  nn::WeightsPtr weights(const nn::ModelConfig& config, std::uint64_t seed) {
+    nn::Parameters parameters(session.context().runtime, config);
     parameters.init_random(seed, 0.2f);
     return nn::make_weights(session.context(), parameters, DType::kBF16, PolicyVersion{1}, false, nullptr);
   }
@@ -127,6 +129,22 @@ TEST(DraftModel, WhatAnotherModelGuessesChangesNoBit) {
     const auto found = lab.run(weights, DraftLab::options(other, num_drafts));
     DraftLab::expect_same(found, wanted);
     EXPECT_GT(found.stats.num_draft_tokens, found.stats.num_accepted_tokens);
+  }
+}
+
+TEST(DraftModel, StatesOfLinearAttentionGoBackBehindDraftsThatFailed) {
+  DraftLab lab;
+  const auto weights = lab.weights(draft_lab_config(4, kDraftVocab, "qwen3_5", 64), 7), other = lab.weights(1, 8);
+  ASSERT_FALSE(weights->config.linear.layers.empty());
+  const auto wanted = lab.run(weights, DraftLab::options(nullptr, 0));
+  EngineOptions looked_up = DraftLab::options(nullptr, 0);
+  looked_up.drafts = {.num_tokens = 4, .min_ngram = 1};
+  looked_up.num_state_snapshots = 3;
+  for (const EngineOptions& options : {DraftLab::options(other, 3), looked_up}) {
+    const auto found = lab.run(weights, options);
+    DraftLab::expect_same(found, wanted);
+    EXPECT_GT(found.stats.num_draft_tokens, found.stats.num_accepted_tokens);
+    EXPECT_GT(found.stats.num_accepted_tokens, 0);
   }
 }
 

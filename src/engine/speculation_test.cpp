@@ -251,6 +251,7 @@ struct SpeculationKind {
   const char* family;
   DType compute;
   std::int64_t window = 0;
+  std::int64_t head_dim = 16;
 };
 
 /// A real model of few tokens, with and without guesses.
@@ -264,7 +265,7 @@ class SpeculationModel : public ::testing::TestWithParam<SpeculationKind> {
                                      .num_layers = 2,
                                      .num_heads = 4,
                                      .num_kv_heads = 2,
-                                     .head_dim = std::string_view(GetParam().family) == "deepseek_v3" ? 64 : 16,
+                                     .head_dim = GetParam().head_dim,
                                      .max_position = 512,
                                      .sliding_window = GetParam().window,
                                      .num_experts = 8,
@@ -451,7 +452,8 @@ TEST_P(SpeculationModel, WeightsThatChangeInTheMiddleChangeTheSameTokens) {
 INSTANTIATE_TEST_SUITE_P(Families, SpeculationModel,
                          ::testing::Values(SpeculationKind{"llama", DType::kF32}, SpeculationKind{"qwen3", DType::kBF16},
                                            SpeculationKind{"mistral", DType::kBF16, 24}, SpeculationKind{"qwen3_moe", DType::kBF16},
-                                           SpeculationKind{"deepseek_v3", DType::kBF16}, SpeculationKind{"qwen3_next", DType::kBF16},
+                                           SpeculationKind{"deepseek_v3", DType::kBF16, 0, 64},
+                                           SpeculationKind{"qwen3_next", DType::kBF16, 0, 64},
                                            SpeculationKind{"nemotron_h", DType::kF32}),
                          [](const auto& kind) {
                            return std::string(kind.param.family) + (kind.param.compute == DType::kBF16 ? "_bf16" : "_f32") +
