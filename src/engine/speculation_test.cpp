@@ -410,7 +410,7 @@ TEST_P(SpeculationModel, EveryWayOfSamplingGivesTheSameBits) {
     const auto engine = core(guessing, period);
     expect_same(run(*engine, guessing, 3, requests()), wanted);
     const EngineStats stats = engine->stats();
-    EXPECT_GT(stats.num_accepted_tokens, from_completions ? 300 : 10);
+    EXPECT_GT(stats.num_accepted_tokens, from_completions ? 300 : 5);
     EXPECT_GT(stats.num_draft_tokens, stats.num_accepted_tokens);
     EXPECT_EQ(stats.num_preemptions > 0, period > 0);
   }
