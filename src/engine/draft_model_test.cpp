@@ -134,7 +134,7 @@ TEST(DraftModel, WhatAnotherModelGuessesChangesNoBit) {
 
 TEST(DraftModel, StatesOfLinearAttentionGoBackBehindDraftsThatFailed) {
   DraftLab lab;
-  const auto weights = lab.weights(draft_lab_config(4, kDraftVocab, "qwen3_5_text", 64), 7), other = lab.weights(1, 8);
+  const auto weights = lab.weights(draft_lab_config(4, kDraftVocab, "qwen3_5_text", 128), 7), other = lab.weights(1, 8);
   ASSERT_FALSE(weights->config.linear.layers.empty());
   const auto wanted = lab.run(weights, DraftLab::options(nullptr, 0));
   EngineOptions looked_up = DraftLab::options(nullptr, 0);
