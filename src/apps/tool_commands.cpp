@@ -105,7 +105,8 @@ int run_convert(const config::ParsedCommand& parsed) {
   }
   const tools::ConvertResult result = tools::convert_model(options);
   log::success("made {}: {} with {} parameters in {}{}", config.output_dir.string(), result.config.architecture,
-               result.config.num_parameters(), config.quantization ? "8 bits" : to_string(result.dtype), result.has_chat_template ? "" : ", without a chat template");
+               result.config.num_parameters(), config.quantization ? "8 bits" : to_string(result.dtype),
+               result.has_chat_template ? "" : ", without a chat template");
   return 0;
 }
 

@@ -150,8 +150,10 @@ struct SpeculativeConfig {
             "Also look in other completions of the same prompt, those of a group and of former epochs; not only in the text itself");
     v.field("max_stored_tokens", max_stored_tokens, "Most tokens of completions that are kept for it, about 100 bytes each",
             {.unit = "tokens", .min = 0, .max = std::int64_t{1} << 40});
-    v.field("draft_model", draft_model, "Smaller model of the same vocabulary that draws the drafts: a folder or hub id. It stays as it is");
-    v.field("adaptive", adaptive, "Of draft_model: fewer drafts, or none, where they cost more time than they save; else always num_tokens");
+    v.field("draft_model", draft_model,
+            "Smaller model of the same vocabulary that draws the drafts: a folder or hub id. It stays as it is");
+    v.field("adaptive", adaptive,
+            "Of draft_model: fewer drafts, or none, where they cost more time than they save; else always num_tokens");
   }
 };
 

@@ -415,10 +415,11 @@ struct BenchConfig {
             {.unit = "tokens", .min = 0, .max = 15});
     v.field("speculative_fresh", speculative_fresh,
             "With speculative_tokens: ask for new texts, which are looked up in themselves, so that many drafts fail");
-    v.field("speculative_layers", speculative_layers, "With speculative_tokens: drafts are drawn by the model's first layers, so many; texts are new",
-            {.unit = "layers", .min = 0});
+    v.field("speculative_layers", speculative_layers,
+            "With speculative_tokens: drafts are drawn by the model's first layers, so many; texts are new", {.unit = "layers", .min = 0});
     v.field("speculative_gap", speculative_gap,
-            "With speculative_layers: what the other layers add is scaled by it; at 0 all drafts come true, the larger the fewer", {.min = 0});
+            "With speculative_layers: what the other layers add is scaled by it; at 0 all drafts come true, the larger the fewer",
+            {.min = 0});
     v.field("peer", peer, "Also run bench/peer.py (PyTorch and transformers; PRL_BENCH_PYTHON names the interpreter) and print the ratios");
     v.field("env", env, "Of suite env: the environment that is played");
     v.field("num_rollouts", num_rollouts, "Of suite env: rollouts, after 20 to warm up", {.unit = "rollouts", .min = 1});

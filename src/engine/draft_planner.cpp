@@ -16,7 +16,12 @@ constexpr double kLeastChance = 0.25;
 }  // namespace
 
 DraftPlanner::DraftPlanner(const DraftPlanOptions& options, std::int64_t max_num_seqs, BlockPool& pool, const SequenceStates* states)
-    : options_(options), most_rows_(most_drawn_rows(max_num_seqs, options.num_tokens)), pool_(pool), states_(states), source_(options), yield_(options.num_tokens, options.base_rows, options.adapts) {}
+    : options_(options),
+      most_rows_(most_drawn_rows(max_num_seqs, options.num_tokens)),
+      pool_(pool),
+      states_(states),
+      source_(options),
+      yield_(options.num_tokens, options.base_rows, options.adapts) {}
 
 double DraftPlanner::least_chance(std::int64_t num_tokens) const noexcept {
   const auto rows = static_cast<double>(num_tokens);
@@ -125,7 +130,8 @@ void DraftPlanner::append(const PlanRow& row, std::int64_t num_tokens) {
   const std::span<const std::int32_t> tokens = sequence.tokens;
   if (options_.has_model) {
     // A text that ends leaves drafts untested.
-    const auto tested = tokens.last(static_cast<std::size_t>(num_tokens)).first(static_cast<std::size_t>(std::min(num_tokens, row.num_drafts)));
+    const auto tested =
+        tokens.last(static_cast<std::size_t>(num_tokens)).first(static_cast<std::size_t>(std::min(num_tokens, row.num_drafts)));
     const auto differs = std::ranges::mismatch(tested, row.drafts).in1;
     yield_.add_outcome(std::ssize(tested), differs - tested.begin());
     return;

@@ -28,7 +28,8 @@ class DraftPlanner {
   /// `states`: of a model whose sequences have states; nullptr: of another.
   DraftPlanner(const DraftPlanOptions& options, std::int64_t max_num_seqs, BlockPool& pool, const SequenceStates* states = nullptr);
 
-  /// Adds drafts to rows that draw, or, where a model draws them, room for them: within `budget`, and taking no block that one of the `num_running` sequences may need next.
+  /// Adds drafts to rows that draw, or, where a model draws them, room for them: within `budget`, and taking no block that one of the
+  /// `num_running` sequences may need next.
   void plan(StepPlan& plan, std::int64_t budget, std::int64_t num_running);
   /// Of the sequences that a step goes on with, whether some had better have drafts in the next one.
   [[nodiscard]] bool wants_to_plan(const StepPlan& begun) const;

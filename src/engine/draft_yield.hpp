@@ -29,7 +29,7 @@ class DraftYield {
   /// What something takes lately.
   struct Seconds {
     void add(double seconds) noexcept;
-    double value = 0;   ///< 0 while it is not known
+    double value = 0;  ///< 0 while it is not known
     int num_added = 0;
   };
   Seconds plain_row_, draft_row_;  ///< of a row, base rows counted too: of steps without drafts, and of those with drafts

@@ -174,7 +174,8 @@ void check_draft_model(const nn::ModelConfig& drafts, const nn::ModelConfig& mod
          model.vocab_size, drafts.vocab_size);
   if (!drafts.linear.layers.empty())
     fail(ErrorCode::kNotImplemented,
-         "speculative.draft_model: a {} model has linear attention, whose states would have to go back to before drafts that failed; choose a "
+         "speculative.draft_model: a {} model has linear attention, whose states would have to go back to before drafts that failed; "
+         "choose a "
          "model without",
          drafts.model_type);
 }

@@ -453,8 +453,7 @@ INSTANTIATE_TEST_SUITE_P(Families, SpeculationModel,
                          ::testing::Values(SpeculationKind{"llama", DType::kF32}, SpeculationKind{"qwen3", DType::kBF16},
                                            SpeculationKind{"mistral", DType::kBF16, 24}, SpeculationKind{"qwen3_moe", DType::kBF16},
                                            SpeculationKind{"deepseek_v3", DType::kBF16, 0, 64},
-                                           SpeculationKind{"qwen3_next", DType::kBF16, 0, 64},
-                                           SpeculationKind{"nemotron_h", DType::kF32}),
+                                           SpeculationKind{"qwen3_next", DType::kBF16, 0, 64}, SpeculationKind{"nemotron_h", DType::kF32}),
                          [](const auto& kind) {
                            return std::string(kind.param.family) + (kind.param.compute == DType::kBF16 ? "_bf16" : "_f32") +
                                   (kind.param.window > 0 ? "_window" : "");

@@ -52,8 +52,8 @@ struct StepPlan {
   std::vector<StateCopy> state_copies;  ///< the same, in this order
   std::int64_t num_tokens = 0;
   std::int64_t num_preempted = 0;
-  bool has_held = false;    ///< something was left out because a sequence may not draw yet (SchedulerOptions::may_draw)
-  DraftingTimes drafting;   ///< set by who fills in the drafts, before the step begins
+  bool has_held = false;   ///< something was left out because a sequence may not draw yet (SchedulerOptions::may_draw)
+  DraftingTimes drafting;  ///< set by who fills in the drafts, before the step begins
 
   /// Empty, with its memory kept.
   void clear() {

@@ -281,11 +281,11 @@ engine::EngineBytes engine_bytes(const config::InferenceConfig& inference, const
 std::size_t draft_model_bytes(const config::InferenceConfig& inference, DType compute) {
   const std::optional<nn::ModelConfig> drafts = draft_model_config(inference);
   if (!drafts) return 0;
-  return weight_bytes(*drafts, compute) + engine::engine_bytes({.max_model_len = 0,
-                                                                .max_num_seqs = inference.max_num_seqs,
-                                                                .max_num_batched_tokens = inference.max_num_batched_tokens},
-                                                               *drafts, compute)
-                                              .passes;
+  return weight_bytes(*drafts, compute) +
+         engine::engine_bytes(
+             {.max_model_len = 0, .max_num_seqs = inference.max_num_seqs, .max_num_batched_tokens = inference.max_num_batched_tokens},
+             *drafts, compute)
+             .passes;
 }
 
 /// Of the weights, on each of the engine's devices.
@@ -339,8 +339,7 @@ std::size_t least_engine_bytes(const config::InferenceConfig& inference, const n
   const engine::EngineBytes needs = engine_bytes(inference, model, compute);
   const std::int64_t blocks = std::max<std::int64_t>(needs.blocks_per_sequence, inference.kv.num_blocks.value_or(0));
   return kMoreVersions * weight_bytes(model, compute) + needs.passes + adapter_bytes(inference, model, compute) +
-         draft_model_bytes(inference, compute) +
-         static_cast<std::size_t>(blocks) * needs.block;
+         draft_model_bytes(inference, compute) + static_cast<std::size_t>(blocks) * needs.block;
 }
 
 void add_engine(MemoryPlan& plan, const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute) {

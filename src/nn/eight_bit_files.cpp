@@ -97,12 +97,10 @@ std::string eight_bit_config_json(const std::string& config_json, std::span<cons
   const json::object weights{{"num_bits", 8}, {"type", "float"}, {"strategy", "channel"}, {"symmetric", true}, {"dynamic", false}};
   const json::object group{
       {"targets", json::array{"Linear"}}, {"weights", weights}, {"input_activations", nullptr}, {"output_activations", nullptr}};
-  value.get_object()["quantization_config"] = json::object{{"quant_method", "compressed-tensors"},
-                                                           {"format", "float-quantized"},
-                                                           {"quantization_status", "compressed"},
-                                                           {"config_groups", json::object{{"group_0", group}}},
-                                                           {"kv_cache_scheme", nullptr},
-                                                           {"ignore", std::move(ignored)}};
+  value.get_object()["quantization_config"] =
+      json::object{{"quant_method", "compressed-tensors"}, {"format", "float-quantized"},
+                   {"quantization_status", "compressed"},  {"config_groups", json::object{{"group_0", group}}},
+                   {"kv_cache_scheme", nullptr},           {"ignore", std::move(ignored)}};
   return pretty_json(value);
 }
 

@@ -13,8 +13,8 @@
 
 namespace prl::nn {
 
-/// Sets WeightSource::is_eight_bit of `sources` of a model's tensor table. Error{kNotImplemented} for models whose files have the experts of
-/// a layer in one tensor, for which the format has no scales.
+/// Sets WeightSource::is_eight_bit of `sources` of a model's tensor table. Error{kNotImplemented} for models whose files have the experts
+/// of a layer in one tensor, for which the format has no scales.
 void mark_eight_bit(const ModelConfig& config, std::span<WeightSource> sources);
 
 /// `sources` as they are to be written: those that are marked as codes, each with its scales [N, 1] behind it.

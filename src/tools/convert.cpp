@@ -112,7 +112,8 @@ text::BpeVocabulary read_vocabulary(const io::GgufFile& file, const nn::ModelCon
 }
 
 /// Writes `sources` of a model's tensor table, and config.json of the result.
-void write_model(const ConvertOptions& options, const fs::path& folder, std::vector<nn::WeightSource> sources, const ConvertResult& result) {
+void write_model(const ConvertOptions& options, const fs::path& folder, std::vector<nn::WeightSource> sources,
+                 const ConvertResult& result) {
   if (options.has_eight_bits) nn::mark_eight_bit(result.config, sources);
   sources = nn::stored_sources(result.config, std::move(sources));
   std::string config_json = nn::saved_config_json(result.config, result.dtype);
