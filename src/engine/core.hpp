@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/adapter_set.hpp"
+#include "engine/block_exchange.hpp"
 #include "engine/core_request.hpp"
 #include "engine/engine.hpp"
 #include "engine/model_runner.hpp"
@@ -66,6 +67,14 @@ class EngineCore {
   int num_failures_in_a_row() const noexcept { return num_failures_in_a_row_; }
   EngineStats stats() const;
   Scheduler& scheduler() noexcept { return scheduler_; }
+  /// Blocks that go to other engines and come from them; nullptr without host memory for blocks.
+  BlockExchange* exchange() noexcept { return exchange_.get(); }
+  /// What the model as it is, or with that adapter, is now. Error{kNotFound}.
+  KvIdentity kv_identity(const std::string& adapter);
+  /// The hash before the first block of a prompt that is computed so. Error{kNotFound}.
+  BlockHash kv_root(const std::string& cache_salt, const std::string& adapter);
+  /// KvDesk::layout().
+  std::string kv_layout() const;
   /// Requests that ended since the last call.
   std::vector<RequestId> take_ended();
 
@@ -92,6 +101,8 @@ class EngineCore {
   /// The final event of a request without a new token.
   void end(CoreRequest& request, wire::FinishReason reason, const std::string& error);
   void fail_step(const StepPlan& plan, const std::string& error);
+  /// With what was ordered of adapters carried out. Error{kNotFound}.
+  ServedAdapterPtr find_adapter(const std::string& name);
   /// Destroys requests that have ended and that no step in flight names; not while plan rows are walked.
   void drop_ended();
 
@@ -102,6 +113,8 @@ class EngineCore {
   Scheduler scheduler_;
   TenantSet tenants_;
   std::unique_ptr<ModelRunner> runner_;
+  std::unique_ptr<BlockExchange> exchange_;  ///< nullptr: none
+  std::optional<std::uint64_t> checksum_;    ///< of the weights in use, if it is known
   StepsUnderWay steps_;
   std::optional<std::chrono::steady_clock::time_point>
       last_settled_;  ///< when the step before ended; none if there was nothing to do since

@@ -300,6 +300,23 @@ std::vector<TenantStats> Engine::tenants(std::chrono::milliseconds timeout) {
   return call<std::vector<TenantStats>>("list its tenants", timeout, [this] { return core_->tenants().stats(); });
 }
 
+void Engine::visit(const char* what, std::chrono::milliseconds timeout, std::function<void(EngineCore&)> work) {
+  call<void>(what, timeout, [this, work = std::move(work)] { work(*core_); });
+}
+
+void Engine::post(std::function<void(EngineCore&)> work) {
+  const std::lock_guard lock(mutex_);
+  if (is_stopping_) fail(ErrorCode::kUnavailable, "the engine has shut down");
+  commands_.push_back([this, work = std::move(work)] {
+    try {
+      work(*core_);
+    } catch (const std::exception& error) {
+      log::error("an order to the engine failed: {}", error.what());
+    }
+  });
+  wake_.notify_one();
+}
+
 void Engine::pause(std::chrono::milliseconds timeout) {
   {
     std::lock_guard lock(mutex_);

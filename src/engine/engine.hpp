@@ -140,6 +140,12 @@ class Engine {
   std::vector<TenantStats> tenants(std::chrono::milliseconds timeout);
   static constexpr std::size_t kMaxTenants = 1024;
 
+  /// Runs `work` on the engine's thread between two steps and waits for it. What it refers to must live as long as it may run, which may
+  /// be after Error{kDeadline}.
+  void visit(const char* what, std::chrono::milliseconds timeout, std::function<void(EngineCore&)> work);
+  /// The same without waiting. Error{kUnavailable} after shutdown.
+  void post(std::function<void(EngineCore&)> work);
+
   /// Stops stepping; running requests are kept, new ones queue. Idempotent. Error{kDeadline} if the step in progress did
   /// not end in time; no other step follows it all the same.
   void pause(std::chrono::milliseconds timeout);

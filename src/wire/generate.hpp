@@ -61,6 +61,7 @@ struct GenerateRequest {
   std::string cache_salt;                           ///< namespace of the prefix cache, added to the policy version
   std::int32_t priority = 0;                        ///< lower is earlier
   std::vector<PromptImage> images = {};             ///< of the prompt, ascending; of this process only
+  std::uint64_t kv_key = 0;                         ///< of key-value blocks that were brought for it; 0: none. Of this process only
 };
 
 struct TopLogprob {
