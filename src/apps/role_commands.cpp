@@ -165,8 +165,8 @@ int run_inference(const config::ParsedCommand& parsed) {
            "infer.toml`, "
            "or add a [slurm] section, which does");
     if (auto pools = launch::pools_of(loaded.config, /*engines_per_node=*/1)) {
+      if (std::getenv(launch::kEngineKindVariable) != nullptr) return launch::run_inference_role(loaded.config, stop);
       config::write_resolved(*parsed.command, loaded.config, loaded.provenance);
-      config::write_resolved(*parsed.command, launch::config_of_engines(loaded.config), loaded.provenance);
       return launch::run_inference_group(loaded.config, stop, "", std::move(pools));
     }
     if (parallel.dp == 1 && !parallel.dp_address) return launch::run_inference_role(loaded.config, stop);
@@ -194,7 +194,6 @@ int run_inference_of_node(const config::ParsedCommand& parsed, const config::Lau
   StopSignal stop;
   launch::setup_logging(config.log, log_file(config.log, config.output_dir, parsed));
   config::write_resolved(config::Command::kInference, config, loaded.provenance);
-  if (pools) config::write_resolved(config::Command::kInference, launch::config_of_engines(config), loaded.provenance);
   return launch::run_inference_group(config, stop.token(), place.host.value_or(""), std::move(pools));
 }
 int run_router(const config::ParsedCommand& parsed) {

@@ -43,8 +43,8 @@ void check_disaggregated(InferenceConfig& config, const InferenceDisaggregated& 
   ParallelConfig& parallel = config.parallel;
   if (parallel.headless || parallel.dp_address || parallel.dp_start_rank > 0)
     check.problem("deployment.type", "disaggregated places its engines itself: leave parallel.dp_address, dp_start_rank and headless out");
-  if (check.is_set("parallel.dp") && parallel.dp > 1)
-    check.problem("parallel.dp", "is not for deployment.type disaggregated: its replicas say how many engines there are");
+  if (nodes.gpus_per_node % parallel.tp != 0)
+    check.problem("parallel.tp", fmt::format("is {}, which does not divide the {} GPUs of a node", parallel.tp, nodes.gpus_per_node));
   const int num_prefill = num_prefill_nodes(nodes), num_decode = num_decode_nodes(nodes);
   parallel.dp = config.api_server_count = num_prefill + num_decode;
   const auto overlap = [](int a, int num_a, int b, int num_b) { return a < b + num_b && b < a + num_a; };

@@ -19,7 +19,7 @@ struct EnginePools {
   int num_engines() const noexcept { return num_prefill + num_decode; }
   /// Where engine `number` of all listens, the `local`-th of its machine.
   int port_of(int number, int local) const noexcept;
-  /// Gives the child what is its own: ports, key, variables and settings of its kind.
+  /// Gives the child what is its own beside where it listens: the port for blocks, key, variables and settings of its kind.
   void set_up(ChildSpec& child, int number, int local) const;
 };
 

@@ -89,11 +89,10 @@ ChildSpec engine_of_group(const config::InferenceConfig& config, const GroupPlac
   const int number = place.first + local;
   ChildSpec child;
   child.name = fmt::format("engine_{}", number);
-  const fs::path folder = place.pools ? config_of_engines(config).output_dir : config.output_dir;
-  child.argv = {fs::read_symlink("/proc/self/exe").string(), "inference", "@", (folder / "configs" / "inference.json").string()};
+  child.argv = {fs::read_symlink("/proc/self/exe").string(), "inference", "@", (config.output_dir / "configs" / "inference.json").string()};
   const auto set = [&child](const char* flag, std::string value) { child.argv.insert(child.argv.end(), {flag, std::move(value)}); };
   set("--server.host", place.host);
-  set("--server.port", std::to_string(config.backend_port + local));
+  set("--server.port", std::to_string(place.port_of(config, local)));
   set("--parallel.dp", "1");
   set("--parallel.dp-local", "None");
   set("--parallel.dp-address", "None");
@@ -200,7 +199,7 @@ void place_engines(config::InferenceConfig& config, const NodePlace& place) {
   parallel.dp_address.reset();
   // Of its own: the nodes may share the folder, and a job that is started again reads the configuration that is there.
   config.output_dir /= fmt::format("node_{}", place.rank);
-  config.deployment = config::InferenceSingleNode{};
+  if (!std::holds_alternative<config::InferenceDisaggregated>(config.deployment)) config.deployment = config::InferenceSingleNode{};
   if (place.num_nodes == 1) return;
   const std::string& endpoint = *place.endpoint;
   const std::size_t colon = endpoint.rfind(':');
@@ -208,13 +207,6 @@ void place_engines(config::InferenceConfig& config, const NodePlace& place) {
   if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
   parallel.dp_address = std::move(host);
   parallel.dp_rpc_port = std::atoi(endpoint.c_str() + colon + 1);
-}
-
-config::InferenceConfig config_of_engines(const config::InferenceConfig& config) {
-  config::InferenceConfig own = config;
-  own.output_dir /= "engines";
-  own.deployment = config::InferenceSingleNode{};
-  return own;
 }
 
 int run_inference_group(const config::InferenceConfig& config, std::stop_token stop, const std::string& engine_host,

@@ -26,8 +26,5 @@ int run_inference_group(const config::InferenceConfig& config, std::stop_token s
 /// The engines of one node of deployment.type = "multi_node" or "disaggregated", as the keys under parallel; its output goes to
 /// <output_dir>/node_N.
 void place_engines(config::InferenceConfig& config, const NodePlace& place);
-/// The configuration that engines of prl inference with deployment.type = "disaggregated" start with: one of engines that are told
-/// their places. It belongs to <output_dir>/engines.
-config::InferenceConfig config_of_engines(const config::InferenceConfig& config);
 
 }  // namespace prl::launch

@@ -167,6 +167,11 @@ int run_inference_role(const config::InferenceConfig& config, std::stop_token st
   }
   log::info("stopping: no new requests, running ones get 10 s");
   server.stop(std::chrono::seconds(10));
+  if (gate != nullptr) {
+    const transfer::KvGateStats kv = gate->stats();
+    log::info("key-value blocks: {} came for {} prompts in {:.2f} s, {} of which were completed here; {} were given to other engines",
+              kv.num_blocks, kv.num_transfers, kv.seconds, kv.num_fallbacks, kv.num_blocks_given);
+  }
   host.engine().shutdown();
   host.log_memory();
   return 0;

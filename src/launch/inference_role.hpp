@@ -13,6 +13,8 @@ class EngineHost;
 
 /// What an engine's process says when it takes requests.
 inline constexpr const char* kServingMark = "serving";
+/// Variable of a process that is one engine of deployment.type = "disaggregated": "prefill" or "decode".
+inline constexpr const char* kEngineKindVariable = "PRL_ENGINE_KIND";
 /// Variable in which a launcher hands its engines the key that they show each other, if it made one up.
 inline constexpr const char* kKvKeyVariable = "PRL_KV_KEY";
 

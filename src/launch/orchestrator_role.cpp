@@ -139,7 +139,8 @@ int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_to
   const std::vector<std::string> admin = admin_roots(config.student.client);
   std::vector<std::string> roots;
   for (const std::string& url : config.student.client.base_url) roots.push_back(net::server_root(url));
-  auto engines = std::make_shared<router::Fleet>(io.executor(), client, router::FleetOptions{.router = router_options(config.router)});
+  auto engines = std::make_shared<router::Fleet>(io.executor(), client, router::FleetOptions{.router = router_options(config.router),
+                                                                              .max_uncached_tokens = config.prefill.non_cached_tokens});
   auto updated = roots == admin ? engines : std::make_shared<router::Fleet>(io.executor(), client);
   auto updater = std::make_shared<router::WeightUpdater>(updated, client,
                                                          router::WeightUpdaterOptions{.api_key = admin_key ? admin_key
@@ -151,6 +152,10 @@ int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_to
   for (const std::string& root : roots) engines->add(root);
   if (updated != engines)
     for (const std::string& root : admin) updated->add(root);
+  for (const std::string& url : config.prefill.base_url) {
+    engines->add(url, router::EngineRole::kPrefill);
+    if (updated != engines) updated->add(url);
+  }
 
   OrchestratorTransports transports;
   const std::string adapter = adapter_name(config);

@@ -105,7 +105,12 @@ struct Fleet::State : std::enable_shared_from_this<Fleet::State> {
     engine.lost_at = net::Clock::now();
     router_of(id).set_ready(EngineId{id}, false);
     engine.wake.notify();
-    if (role_of(id) != EngineRole::kPrefill || prefilling.has_ready_engine()) return;
+    release_prefills_locked();
+  }
+
+  /// Whoever waits for a prefill engine when none is ready has better things to do.
+  void release_prefills_locked() {
+    if (prefilling.has_ready_engine()) return;
     for (auto& [ticket, waiter] : waiters)
       if (waiter.needs_prefill && !waiter.engine)
         waiter.result.set_exception(std::make_exception_ptr(Error(ErrorCode::kUnavailable, "no prefill engine is ready")));
@@ -337,6 +342,7 @@ void Fleet::drain(const std::string& url) {
     engine.state = EngineState::kDraining;
     state_->router_of(id).set_ready(EngineId{id}, false);
     engine.wake.notify();
+    state_->release_prefills_locked();
     state_->dispatch_locked();
     return;
   }

@@ -17,6 +17,7 @@
 #include "net/deadline.hpp"
 #include "net/errors.hpp"
 #include "net/sse.hpp"
+#include "router/prefill_orders.hpp"
 #include "router/stream_replay.hpp"
 #include "text/json_python.hpp"
 
@@ -65,12 +66,6 @@ json::object* sampling_of(json::object& body, const std::string& path) {
 constexpr std::string_view kKvParams = "kv_transfer_params";
 /// Of a prefill engine's answer, which is short.
 constexpr std::size_t kMaxPrefillReply = 64 << 10;
-/// For a prefill engine with room: where that takes longer, prompts come faster than they compute them, and decode engines help.
-constexpr auto kPrefillPatience = 10s;
-/// Prefill engines that are tried for one request.
-constexpr int kMaxPrefills = 2;
-/// How an engine answers that leaves a prompt to another.
-constexpr int kNeedsPrefill = 412;
 
 /// The body of a request, an object, with one more member.
 std::string with_kv_params(const std::string& body, const std::string& params) {
@@ -294,7 +289,7 @@ asio::awaitable<std::string> prefill(std::shared_ptr<Fleet> fleet, std::shared_p
     try {
       auto acquiring = fleet->acquire_prefill(shape, std::min(request->deadline, net::Clock::now() + kPrefillPatience));
       lease.emplace(co_await std::move(acquiring));
-      std::string params = R"({"do_remote_decode":true})";
+      std::string params = kPrefillOnly;
       auto trying = answer_once(client, request, std::move(params), &*lease);
       reply = co_await std::move(trying);
     } catch (const std::exception&) {
@@ -329,7 +324,8 @@ asio::awaitable<std::optional<net::HttpResponse>> try_once(std::shared_ptr<Fleet
                                                            const Forwarded* request, const Lease* lease, StreamReplay* replay,
                                                            net::ResponseStream* out) {
   const bool may_split = request->may_split && request->shape.num_prompt_tokens > 0 && fleet->has_prefill();
-  std::string params = may_split ? fmt::format(R"({{"max_uncached_tokens":{}}})", fleet->max_uncached_tokens()) : std::string();
+  bool is_question = may_split;
+  std::string params = may_split ? ask_for_prefill(fleet->max_uncached_tokens()) : std::string();
   for (;;) {
     std::optional<net::HttpResponse> reply;
     if (request->is_stream) {
@@ -339,13 +335,13 @@ asio::awaitable<std::optional<net::HttpResponse>> try_once(std::shared_ptr<Fleet
       auto trying = answer_once(client, request, params, lease);
       reply = co_await std::move(trying);
     }
-    const bool is_question = params.starts_with("{\"max_uncached_tokens\"");
     if (!is_question || !reply || reply->status != kNeedsPrefill) {
       if (is_question && (!reply || reply->status == 200)) fleet->count(PrefillOutcome::kSkipped);
       co_return reply;
     }
     auto prefilling = prefill(fleet, client, request);
     params = co_await std::move(prefilling);
+    is_question = false;
   }
 }
 
