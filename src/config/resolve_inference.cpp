@@ -53,6 +53,7 @@ void check_disaggregated(InferenceConfig& config, const InferenceDisaggregated& 
                                                         num_decode, nodes.decode_port, num_prefill, nodes.prefill_port));
   for (const auto& [key, table] :
        {std::pair{"deployment.prefill_vllm_overrides", &nodes.prefill_vllm_overrides}, {"deployment.decode_vllm_overrides", &nodes.decode_vllm_overrides}}) {
+    if (!table->is_table()) check.problem(key, "wanted a table of settings");
     std::vector<std::string> unknown;
     (void)engine_flags_of(*table, &unknown);
     std::string known;
@@ -166,7 +167,7 @@ std::vector<std::pair<std::string, std::string>> engine_flags_of(const Value& vl
                                      [&](const auto& setting) { return setting.first == member.key; });
     const bool is_scalar = !member.value.is_table() && !member.value.is_list() && !member.value.is_null();
     if (known != std::end(detail::kRoleSettings) && is_scalar)
-      flags.emplace_back(known->second, member.value.is_string() ? member.value.as_string() : to_json(member.value));
+      flags.emplace_back(known->second, member.value.is_string() ? member.value.as_string() : to_compact_json(member.value));
     else if (unknown != nullptr)
       unknown->push_back(member.key);
   }

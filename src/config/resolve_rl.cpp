@@ -511,9 +511,6 @@ void check_models(RlConfig& config, const Check& check) {
   if (config.trainer.data.recorded) check.problem("trainer.data.recorded", "trains without an orchestrator: `prl replay RUN` does it");
   if (config.trainer.enable_router_replay && config.inference) {
     if (!check.is_set("inference.enable_return_routed_experts")) config.inference->enable_return_routed_experts = true;
-    if (config.inference->kv_cache_offload)
-      check.problem("inference.kv_cache_offload",
-                    "cannot be combined with trainer.enable_router_replay: the experts of a block's tokens stay behind");
     if (!config.inference->enable_return_routed_experts)
       check.problem("inference.enable_return_routed_experts",
                     "must be on for trainer.enable_router_replay: it trains with what servers tell");

@@ -32,8 +32,8 @@ std::optional<EnginePools> pools_of(const config::InferenceConfig& config, int e
   const auto* nodes = std::get_if<config::InferenceDisaggregated>(&config.deployment);
   if (nodes == nullptr) return std::nullopt;
   return EnginePools{.deployment = *nodes,
-                     .num_prefill = config::num_prefill_nodes(*nodes) * engines_per_node,
-                     .num_decode = config::num_decode_nodes(*nodes) * engines_per_node,
+                     .num_prefill = nodes->num_prefill_replicas * nodes->prefill_nodes_per_replica * engines_per_node,
+                     .num_decode = nodes->num_decode_replicas * nodes->decode_nodes_per_replica * engines_per_node,
                      .kv_port = config.kv_transfer.port,
                      .kv_key = {}};
 }

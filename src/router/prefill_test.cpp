@@ -64,7 +64,8 @@ class PrefillTest : public ::testing::Test {
     const net::HttpReply reply = outside.call(call);
     EXPECT_EQ(reply.status, 200) << reply.body;
     std::vector<std::int64_t> ids;
-    for (const auto& id : reply.json().at("choices").at(0).at("token_ids").as_array()) ids.push_back(id.to_number<std::int64_t>());
+    const auto body = reply.json();
+    for (const auto& id : body.at("choices").at(0).at("token_ids").as_array()) ids.push_back(id.to_number<std::int64_t>());
     return ids;
   }
   static std::vector<std::int64_t> wanted(std::int64_t seed) {
