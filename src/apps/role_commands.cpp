@@ -183,9 +183,9 @@ int run_inference_of_node(const config::ParsedCommand& parsed, const config::Lau
   if (nodes == nullptr && split == nullptr)
     fail(ErrorCode::kInvalidArgument,
          "`prl launch inference` is for deployment.type = \"multi_node\" or \"disaggregated\"; `prl inference` starts engines on one");
-  const launch::NodesWanted wanted =
-      split != nullptr ? launch::NodesWanted{.num_nodes = config::num_nodes_of(*split), .per_node = split->gpus_per_node}
-                       : launch::NodesWanted{.num_nodes = nodes->num_nodes, .per_node = nodes->gpus_per_node};
+  const launch::NodesWanted wanted = split != nullptr
+                                         ? launch::NodesWanted{.num_nodes = config::num_nodes_of(*split), .per_node = split->gpus_per_node}
+                                         : launch::NodesWanted{.num_nodes = nodes->num_nodes, .per_node = nodes->gpus_per_node};
   const launch::NodePlace place = launch::find_node(options, wanted);
   config::InferenceConfig config = loaded.config;
   std::optional<launch::EnginePools> pools = launch::pools_of(config, config::num_engines_on(config, place.per_node));

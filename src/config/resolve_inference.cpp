@@ -51,8 +51,8 @@ void check_disaggregated(InferenceConfig& config, const InferenceDisaggregated& 
   if (overlap(nodes.prefill_port, num_prefill, nodes.decode_port, num_decode))
     check.problem("deployment.decode_port", fmt::format("{} decode engines from {} on and {} prefill engines from {} on share ports",
                                                         num_decode, nodes.decode_port, num_prefill, nodes.prefill_port));
-  for (const auto& [key, table] :
-       {std::pair{"deployment.prefill_vllm_overrides", &nodes.prefill_vllm_overrides}, {"deployment.decode_vllm_overrides", &nodes.decode_vllm_overrides}}) {
+  for (const auto& [key, table] : {std::pair{"deployment.prefill_vllm_overrides", &nodes.prefill_vllm_overrides},
+                                   {"deployment.decode_vllm_overrides", &nodes.decode_vllm_overrides}}) {
     if (!table->is_table()) check.problem(key, "wanted a table of settings");
     std::vector<std::string> unknown;
     (void)engine_flags_of(*table, &unknown);

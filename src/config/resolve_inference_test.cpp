@@ -139,22 +139,27 @@ TEST(ResolveInference, PrefillAndDecodeEnginesAreCountedAndSetUp) {
   EXPECT_TRUE(loaded.config.use_pd_kv_transfer);
   const auto& nodes = std::get<InferenceDisaggregated>(loaded.config.deployment);
   EXPECT_EQ(nodes.non_cached_tokens, 16);
-  const auto set = load_line<InferenceConfig>(line + "--deployment.prefill-vllm-overrides.max_num_seqs 8 "
-                                                   "--deployment.prefill-vllm-overrides.enforce_eager true").config;
+  const auto set = load_line<InferenceConfig>(line +
+                                              "--deployment.prefill-vllm-overrides.max_num_seqs 8 "
+                                              "--deployment.prefill-vllm-overrides.enforce_eager true")
+                       .config;
   const auto flags = engine_flags_of(std::get<InferenceDisaggregated>(set.deployment).prefill_vllm_overrides);
   EXPECT_EQ(flags, (std::vector<std::pair<std::string, std::string>>{{"--max-num-seqs", "8"}, {"--model.enforce-eager", "true"}}));
   EXPECT_THAT(error_of<InferenceConfig>(line + "--deployment.decode-vllm-overrides.block_size 8"),
               HasSubstr("deployment.decode_vllm_overrides: \"block_size\" cannot differ"));
   EXPECT_THAT(error_of<InferenceConfig>(line + "--deployment.decode-vllm-overrides.all2all_backend x"),
               HasSubstr("\"all2all_backend\" cannot differ"));
-  EXPECT_THAT(error_of<InferenceConfig>(line + "--deployment.num-prefill-replicas 2 --deployment.prefill-port 8199"), HasSubstr("share ports"));
+  EXPECT_THAT(error_of<InferenceConfig>(line + "--deployment.num-prefill-replicas 2 --deployment.prefill-port 8199"),
+              HasSubstr("share ports"));
   EXPECT_THAT(error_of<InferenceConfig>(line + "--parallel.headless"), HasSubstr("places its engines itself"));
   EXPECT_THAT(error_of<InferenceConfig>(line + "--no-enable-prefix-caching"), HasSubstr("needs enable_prefix_caching"));
 }
 
 TEST(ResolveInference, ARunTellsItsOrchestratorWhichEnginesAreForPrompts) {
-  const std::string line = kRlLine + "--deployment.type single_node --inference.server.port 9000 --inference.deployment.type disaggregated ";
-  const RlConfig run = load_line<RlConfig>(line + "--inference.deployment.num-decode-replicas 2 --inference.deployment.non-cached-tokens 4").config;
+  const std::string line =
+      kRlLine + "--deployment.type single_node --inference.server.port 9000 --inference.deployment.type disaggregated ";
+  const RlConfig run =
+      load_line<RlConfig>(line + "--inference.deployment.num-decode-replicas 2 --inference.deployment.non-cached-tokens 4").config;
   EXPECT_THAT(run.orchestrator.prefill.base_url, ElementsAre("http://127.0.0.1:9000/v1"));
   EXPECT_THAT(run.orchestrator.student.client.base_url, ElementsAre("http://127.0.0.1:9001/v1", "http://127.0.0.1:9002/v1"));
   EXPECT_EQ(run.orchestrator.prefill.non_cached_tokens, 4);

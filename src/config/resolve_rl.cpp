@@ -312,12 +312,13 @@ void choose_nodes(RlConfig& config, MultiNodeDeployment& nodes, const Check& che
   nodes.num_infer_nodes = num_infer;
   if (const auto* split = config.inference ? std::get_if<InferenceDisaggregated>(&config.inference->deployment) : nullptr) {
     if (num_infer != num_nodes_of(*split) && check.is_set("deployment.num_infer_nodes"))
-      check.problem("deployment.num_infer_nodes", fmt::format("is {}, but inference.deployment has {} prefill and {} decode nodes", num_infer,
-                                                              num_prefill_nodes(*split), num_decode_nodes(*split)));
+      check.problem("deployment.num_infer_nodes", fmt::format("is {}, but inference.deployment has {} prefill and {} decode nodes",
+                                                              num_infer, num_prefill_nodes(*split), num_decode_nodes(*split)));
     nodes.num_infer_nodes = num_nodes_of(*split);
     const ServerConfig& server = config.inference->server;
     if (!config.inference->kv_transfer.api_key && !server.admin_api_key && !server.api_key)
-      check.problem("inference.kv_transfer.api_key", "is needed, or inference.server.api_key: engines of several nodes show it to each other");
+      check.problem("inference.kv_transfer.api_key",
+                    "is needed, or inference.server.api_key: engines of several nodes show it to each other");
   }
   detail::choose_copies(config.trainer.model, "trainer.", nodes.num_train_nodes, nodes.nodes_per_fsdp_group, check);
   if (!config.inference) return;
@@ -340,6 +341,8 @@ void choose_engines(RlConfig& config, const Check& check) {
   if (std::holds_alternative<ColocatedDeployment>(*config.deployment)) {
     if (std::holds_alternative<InferenceDisaggregated>(inference.deployment))
       check.problem("inference.deployment.type", "colocated has one engine, in the trainer's process; use deployment.type single_node");
+    else if (inference.use_pd_kv_transfer)
+      check.problem("inference.use_pd_kv_transfer", "colocated has one engine, which nobody else asks; use deployment.type single_node");
     else if (num_engines(inference) > 1)
       check.problem("inference.parallel.dp", "colocated has one engine, in the trainer's process; use deployment.type single_node");
     if (inference.parallel.tp > 1)

@@ -25,10 +25,10 @@ struct PromptKey {
 /// Which weights computed a block, in words that mean the same to every engine. Engines give each other blocks only if all of it agrees.
 struct KvIdentity {
   PolicyVersion version;
-  std::uint64_t checksum = 0;     ///< of these weights (WeightProof)
-  std::string adapter;            ///< name; empty: none
-  PolicyVersion adapter_version;  ///< of that name
-  std::uint64_t adapter_hash = 0; ///< of its weights
+  std::uint64_t checksum = 0;      ///< of these weights (WeightProof)
+  std::string adapter;             ///< name; empty: none
+  PolicyVersion adapter_version;   ///< of that name
+  std::uint64_t adapter_hash = 0;  ///< of its weights
   bool operator==(const KvIdentity&) const = default;
 };
 

@@ -139,7 +139,8 @@ EngineCore::EngineCore(const CoreOptions& options, std::unique_ptr<ModelRunner> 
       tenants_(scheduler_),
       runner_(std::move(runner)) {
   if (host_ != nullptr && runner_->block_memory() != nullptr)
-    exchange_ = std::make_unique<BlockExchange>(pool_, *host_, disk_.get(), *runner_->block_memory());
+    kv_ = std::make_unique<KvKeys>(std::make_unique<BlockExchange>(pool_, *host_, disk_.get(), *runner_->block_memory()), scheduler_,
+                                   *runner_, *adapters_, [this] { deliver(); });
   if (const auto weights = runner_->weights()) version_ = weights->version;
   scheduler_.change_weights(version_);
 }
@@ -156,7 +157,7 @@ void EngineCore::add(RequestId id, ResolvedRequest resolved, EventSink sink) {
   request.sink = std::move(sink);
   request.event.id = id;
   request.event.delta.request_id = fmt::format("{}", id.value);
-  if (exchange_ != nullptr && request.resolved.kv_key != 0) request.brought = exchange_->adopt(request.resolved.kv_key);
+  if (kv_ != nullptr && request.resolved.kv_key != 0) request.brought = kv_->exchange().adopt(request.resolved.kv_key);
   if (wire::as_slow(request.resolved.sampling.token_rule) != nullptr) ++num_ruled_;
   Sequence& sequence = request.sequence;
   sequence.request_id = id;
@@ -422,42 +423,9 @@ WeightProof EngineCore::update_weights(nn::WeightsPtr weights) {
     throw;
   }
   version_ = version;
-  checksum_ = proof.checksum;
+  if (kv_ != nullptr) kv_->set_checksum(proof.checksum);
   scheduler_.change_weights(version);
   return proof;
-}
-
-KvIdentity EngineCore::kv_identity(const std::string& adapter) {
-  if (!checksum_) {
-    deliver();
-    checksum_ = runner_->prove().checksum;
-  }
-  KvIdentity identity{.version = version_, .checksum = *checksum_, .adapter = adapter, .adapter_version = {}, .adapter_hash = 0};
-  if (adapter.empty()) return identity;
-  const ServedAdapterPtr served = find_adapter(adapter);
-  identity.adapter_version = served->version;
-  identity.adapter_hash = served->weights.hash;
-  return identity;
-}
-
-BlockHash EngineCore::kv_root(const std::string& cache_salt, const std::string& adapter) {
-  return scheduler_.root_of(adapter.empty() ? AdapterKey{} : find_adapter(adapter)->key(), cache_salt);
-}
-
-ServedAdapterPtr EngineCore::find_adapter(const std::string& name) {
-  if (adapters_->has_news()) {
-    deliver();
-    adapters_->apply_news();
-  }
-  return adapters_->find(name);
-}
-
-std::string EngineCore::kv_layout() const {
-  const nn::WeightsPtr weights = runner_->weights();
-  const nn::ModelConfig& model = weights->config;
-  return fmt::format("{}; {} with {} layers, {} key-value heads of {}; {} in blocks of {} tokens and {} bytes on {} devices",
-                     runner_->kernels(), model.model_type, model.num_layers, model.num_kv_heads, model.head_dim,
-                     to_string(weights->compute), pool_.block_size(), exchange_->block_bytes(), weights->others.size() + 1);
 }
 
 EngineStats EngineCore::stats() const {
@@ -483,6 +451,7 @@ EngineStats EngineCore::stats() const {
     stats.num_disk_blocks_used = disk_->num_cached();
     stats.disk = disk_->stats();
   }
+  stats.num_failures_in_a_row = num_failures_in_a_row_;
   stats.version = version_;
   return stats;
 }

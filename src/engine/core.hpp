@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "engine/adapter_set.hpp"
-#include "engine/block_exchange.hpp"
 #include "engine/core_request.hpp"
 #include "engine/engine.hpp"
+#include "engine/kv_keys.hpp"
 #include "engine/model_runner.hpp"
 #include "engine/scheduler.hpp"
 #include "engine/steps_under_way.hpp"
@@ -63,18 +63,10 @@ class EngineCore {
   bool waits_for_rules() const noexcept { return waits_for_rules_; }
   /// True if there is nothing to compute; requests of paused tenants may be there.
   bool is_idle() const noexcept { return !scheduler_.has_work() && steps_.size() == 0; }
-  /// Steps that failed since the last one that did not.
-  int num_failures_in_a_row() const noexcept { return num_failures_in_a_row_; }
   EngineStats stats() const;
   Scheduler& scheduler() noexcept { return scheduler_; }
   /// Blocks that go to other engines and come from them; nullptr without host memory for blocks.
-  BlockExchange* exchange() noexcept { return exchange_.get(); }
-  /// What the model as it is, or with that adapter, is now. Error{kNotFound}.
-  KvIdentity kv_identity(const std::string& adapter);
-  /// The hash before the first block of a prompt that is computed so. Error{kNotFound}.
-  BlockHash kv_root(const std::string& cache_salt, const std::string& adapter);
-  /// KvDesk::layout().
-  std::string kv_layout() const;
+  KvKeys* kv() noexcept { return kv_.get(); }
   /// Requests that ended since the last call.
   std::vector<RequestId> take_ended();
 
@@ -101,8 +93,6 @@ class EngineCore {
   /// The final event of a request without a new token.
   void end(CoreRequest& request, wire::FinishReason reason, const std::string& error);
   void fail_step(const StepPlan& plan, const std::string& error);
-  /// With what was ordered of adapters carried out. Error{kNotFound}.
-  ServedAdapterPtr find_adapter(const std::string& name);
   /// Destroys requests that have ended and that no step in flight names; not while plan rows are walked.
   void drop_ended();
 
@@ -113,8 +103,7 @@ class EngineCore {
   Scheduler scheduler_;
   TenantSet tenants_;
   std::unique_ptr<ModelRunner> runner_;
-  std::unique_ptr<BlockExchange> exchange_;  ///< nullptr: none
-  std::optional<std::uint64_t> checksum_;    ///< of the weights in use, if it is known
+  std::unique_ptr<KvKeys> kv_;  ///< nullptr: none
   StepsUnderWay steps_;
   std::optional<std::chrono::steady_clock::time_point>
       last_settled_;  ///< when the step before ended; none if there was nothing to do since

@@ -15,7 +15,7 @@ struct CoreRequest {
   EventSink sink;
   StepEvent event;
   Sequence sequence;
-  wire::RoutedExperts routes;  ///< taken when it ends, while its blocks are there
+  wire::RoutedExperts routes;       ///< taken when it ends, while its blocks are there
   std::vector<BlockLease> brought;  ///< blocks of its prompt that came from another engine, until it has begun
   bool is_sink_broken = false;
 

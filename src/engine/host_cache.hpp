@@ -17,8 +17,8 @@
 
 namespace prl::engine {
 
-/// Host memory for blocks of a cache, all layers of a block side by side and the experts of its tokens behind them, and files for those that it has no room for. At most two steps
-/// that carry_out() belongs to are in flight at once.
+/// Host memory for blocks of a cache, all layers of a block side by side and the experts of its tokens behind them, and files for those
+/// that it has no room for. At most two steps that carry_out() belongs to are in flight at once.
 class HostCache final : public BlockFiles, public BlockMemory {
  public:
   /// Error{kOutOfMemory}.

@@ -21,8 +21,7 @@ std::vector<ImageMark> marks_of(std::span<const wire::PromptImage> images) {
 
 BlockHash link_of_block(std::span<const ImageMark> images, BlockHash before, std::int64_t first, std::int64_t count) noexcept {
   for (const ImageMark& image : images)
-    if (image.first >= first && image.first < first + count)
-      before = {hash_bytes(std::as_bytes(std::span(image.hash)), before.value)};
+    if (image.first >= first && image.first < first + count) before = {hash_bytes(std::as_bytes(std::span(image.hash)), before.value)};
   return before;
 }
 

@@ -11,12 +11,13 @@ namespace {
 
 /// The weights prove themselves for the first time, which takes a while where they are many.
 constexpr std::chrono::minutes kLayoutTimeout{10};
+constexpr std::chrono::milliseconds kNoWait{0};
 
 /// The root of the prompt's blocks, if the engine computes with what `identity` says.
 std::optional<BlockHash> root_of(EngineCore& core, const PromptKey& prompt, const KvIdentity& identity) {
   const bool is_unknown = !identity.adapter.empty() && identity.adapter_hash == 0;
-  if (is_unknown || core.kv_identity(identity.adapter) != identity) return std::nullopt;
-  return core.kv_root(prompt.cache_salt, identity.adapter);
+  if (is_unknown || core.kv()->identity(identity.adapter) != identity) return std::nullopt;
+  return core.kv()->root(prompt.cache_salt, identity.adapter);
 }
 
 }  // namespace
@@ -33,9 +34,11 @@ KvDesk::KvDesk(Engine& engine) : engine_(engine) {
   // Shared with the engine's thread, which may still write to it when nobody waits any more; so it is below.
   const auto facts = std::make_shared<Facts>();
   engine_.visit("tell the layout of its blocks", kLayoutTimeout, [facts](EngineCore& core) {
-    if (core.exchange() == nullptr) fail(ErrorCode::kNotImplemented, "the engine has no host memory for key-value blocks");
-    (void)core.kv_identity("");
-    *facts = {.layout = core.kv_layout(), .block_size = core.exchange()->block_size(), .block_bytes = core.exchange()->block_bytes()};
+    if (core.kv() == nullptr) fail(ErrorCode::kNotImplemented, "the engine has no host memory for key-value blocks");
+    (void)core.kv()->identity("");
+    *facts = {.layout = core.kv()->layout(),
+              .block_size = core.kv()->exchange().block_size(),
+              .block_bytes = core.kv()->exchange().block_bytes()};
   });
   layout_ = facts->layout;
   block_size_ = facts->block_size;
@@ -45,18 +48,18 @@ KvDesk::KvDesk(Engine& engine) : engine_(engine) {
 KvDesk::Standing KvDesk::standing(PromptPtr prompt, const std::string& adapter, std::chrono::milliseconds timeout) {
   const auto standing = std::make_shared<Standing>();
   engine_.visit("look a prompt up", timeout, [standing, prompt, adapter](EngineCore& core) {
-    standing->identity = core.kv_identity(adapter);
-    standing->num_cached = core.exchange()->num_cached(core.kv_root(prompt->cache_salt, adapter), *prompt);
-    standing->num_useful = core.exchange()->num_useful(*prompt);
+    standing->identity = core.kv()->identity(adapter);
+    standing->num_cached = core.kv()->exchange().num_cached(core.kv()->root(prompt->cache_salt, adapter), *prompt);
+    standing->num_useful = core.kv()->exchange().num_useful(*prompt);
   });
   return *standing;
 }
 
 void KvDesk::count_cached(PromptPtr prompt, const std::string& adapter, std::function<void(std::int64_t)> done) {
-  engine_.post([prompt, adapter, done = std::move(done)](EngineCore& core) {
+  engine_.visit("look a prompt up", kNoWait, [prompt, adapter, done = std::move(done)](EngineCore& core) {
     std::int64_t num = -1;
     try {
-      num = core.exchange()->num_cached(core.kv_root(prompt->cache_salt, adapter), *prompt);
+      num = core.kv()->exchange().num_cached(core.kv()->root(prompt->cache_salt, adapter), *prompt);
     } catch (const std::exception& error) {
       log::debug("a prompt was not looked up: {}", error.what());
     }
@@ -69,7 +72,7 @@ std::vector<BlockParts> KvDesk::give(Key key, PromptPtr prompt, const KvIdentity
   const auto parts = std::make_shared<std::vector<BlockParts>>();
   engine_.visit("give blocks of a prompt", timeout, [=](EngineCore& core) {
     core.deliver();  // what a step in flight computes may still fail
-    if (const auto root = root_of(core, *prompt, identity)) *parts = core.exchange()->give(key, *root, *prompt, first, max_blocks);
+    if (const auto root = root_of(core, *prompt, identity)) *parts = core.kv()->exchange().give(key, *root, *prompt, first, max_blocks);
   });
   return *parts;
 }
@@ -78,7 +81,7 @@ std::vector<BlockParts> KvDesk::reserve(Key key, PromptPtr prompt, const KvIdent
                                         std::chrono::milliseconds timeout) {
   const auto parts = std::make_shared<std::vector<BlockParts>>();
   engine_.visit("make room for blocks of a prompt", timeout, [=](EngineCore& core) {
-    if (const auto root = root_of(core, *prompt, identity)) *parts = core.exchange()->reserve(key, *root, *prompt, first, max_blocks);
+    if (const auto root = root_of(core, *prompt, identity)) *parts = core.kv()->exchange().reserve(key, *root, *prompt, first, max_blocks);
   });
   return *parts;
 }
@@ -87,14 +90,14 @@ std::int64_t KvDesk::publish(Key key, PromptPtr prompt, const std::string& adapt
                              std::chrono::milliseconds timeout) {
   const auto num_found = std::make_shared<std::int64_t>(0);
   engine_.visit("take blocks of a prompt", timeout, [=](EngineCore& core) {
-    *num_found = core.exchange()->publish(key, core.kv_root(prompt->cache_salt, adapter), *prompt, num_good);
+    *num_found = core.kv()->exchange().publish(key, core.kv()->root(prompt->cache_salt, adapter), *prompt, num_good);
   });
   return *num_found;
 }
 
 void KvDesk::end(Key key) noexcept {
   try {
-    engine_.post([key](EngineCore& core) { core.exchange()->end(key); });
+    engine_.visit("let blocks of a prompt go", kNoWait, [key](EngineCore& core) { core.kv()->exchange().end(key); });
   } catch (const std::exception& error) {  // it has shut down, and its blocks with it
     log::debug("blocks of a prompt were not let go: {}", error.what());
   }

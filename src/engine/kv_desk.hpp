@@ -15,7 +15,8 @@ namespace prl::engine {
 using PromptPtr = std::shared_ptr<const PromptKey>;
 
 /// Where other threads ask an engine for blocks of prompts, and bring it some. Any thread; calls with a `timeout` wait for the
-/// step in progress, so long at most, and throw Error{kDeadline} then. `adapter`: name of the one that the prompt is computed with; empty: none.
+/// step in progress, so long at most, and throw Error{kDeadline} then. `adapter`: name of the one that the prompt is computed with; empty:
+/// none.
 class KvDesk {
  public:
   using Key = BlockExchange::Key;
@@ -42,10 +43,9 @@ class KvDesk {
   std::vector<BlockParts> give(Key key, PromptPtr prompt, const KvIdentity& identity, std::int64_t first, std::int64_t max_blocks,
                                std::chrono::milliseconds timeout);
   /// BlockExchange::reserve; likewise.
-  std::vector<BlockParts> reserve(Key key, PromptPtr prompt, const KvIdentity& identity, std::int64_t first,
-                                  std::int64_t max_blocks, std::chrono::milliseconds timeout);
-  std::int64_t publish(Key key, PromptPtr prompt, const std::string& adapter, std::int64_t num_good,
-                       std::chrono::milliseconds timeout);
+  std::vector<BlockParts> reserve(Key key, PromptPtr prompt, const KvIdentity& identity, std::int64_t first, std::int64_t max_blocks,
+                                  std::chrono::milliseconds timeout);
+  std::int64_t publish(Key key, PromptPtr prompt, const std::string& adapter, std::int64_t num_good, std::chrono::milliseconds timeout);
   /// Does not wait.
   void end(Key key) noexcept;
 

@@ -17,11 +17,12 @@ int EnginePools::port_of(int number, int local) const noexcept {
 }
 
 void EnginePools::set_up(ChildSpec& child, int number, int local) const {
-  const auto set = [&child](std::string flag, std::string value) { child.argv.insert(child.argv.end(), {std::move(flag), std::move(value)}); };
+  const auto set = [&child](std::string flag, std::string value) {
+    child.argv.insert(child.argv.end(), {std::move(flag), std::move(value)});
+  };
   set("--kv-transfer.port", std::to_string(kv_port == 0 ? 0 : kv_port + local));
   const bool is_prompts = is_prefill(number);
-  for (auto& [flag, value] :
-       config::engine_flags_of(is_prompts ? deployment.prefill_vllm_overrides : deployment.decode_vllm_overrides))
+  for (auto& [flag, value] : config::engine_flags_of(is_prompts ? deployment.prefill_vllm_overrides : deployment.decode_vllm_overrides))
     set(flag, value);
   for (const auto& [name, value] : is_prompts ? deployment.prefill_env_vars : deployment.decode_env_vars) child.env[name] = value;
   child.env[kEngineKindVariable] = is_prompts ? "prefill" : "decode";

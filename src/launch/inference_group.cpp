@@ -217,7 +217,8 @@ int run_inference_group(const config::InferenceConfig& config, std::stop_token s
     const config::ServerConfig& server = config.server;
     const bool has_key = config.kv_transfer.api_key || server.admin_api_key || server.api_key;
     if (!has_key && !place.store.empty())
-      fail(ErrorCode::kInvalidArgument, "kv_transfer.api_key: wanted a key that the engines of all nodes know, or server.api_key; found none");
+      fail(ErrorCode::kInvalidArgument,
+           "kv_transfer.api_key: wanted a key that the engines of all nodes know, or server.api_key; found none");
     if (!has_key) pools->kv_key = make_kv_key();
     place.pools = std::move(pools);
   }
@@ -252,8 +253,9 @@ int run_inference_group(const config::InferenceConfig& config, std::stop_token s
   std::jthread adding;
   if (told) adding = std::jthread([&](std::stop_token own) { add_told_engines(place, *fleet, own); });
   server.start();
-  log::success("{} {} with {} engines{} on http://{}:{}/v1", kServingMark, config.model.served_name.value_or(config.model.name), num_engines,
-               place.pools ? fmt::format(", {} of them for prompts", place.pools->num_prefill) : "", config.server.host, server.port());
+  log::success("{} {} with {} engines{} on http://{}:{}/v1", kServingMark, config.model.served_name.value_or(config.model.name),
+               num_engines, place.pools ? fmt::format(", {} of them for prompts", place.pools->num_prefill) : "", config.server.host,
+               server.port());
   const auto failure = supervisor.run(stop, /*until_stopped=*/true);
   if (failure) log::error("inference: {}", *failure);
   server.stop(std::chrono::seconds(10));

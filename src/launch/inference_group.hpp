@@ -1,8 +1,8 @@
 #pragma once
 
-#include <stop_token>
 #include <filesystem>
 #include <optional>
+#include <stop_token>
 #include <string>
 
 #include "config/inference_config.hpp"

@@ -84,7 +84,8 @@ std::string kv_key_of(const config::InferenceConfig& config) {
 std::string kv_host_of(const config::ServerConfig& server) {
   if (server.host != "0.0.0.0" && server.host != "::") return server.host;
   std::array<char, 256> name{};
-  if (::gethostname(name.data(), name.size() - 1) != 0) fail(ErrorCode::kIo, "server.host is {}, and this machine has no name", server.host);
+  if (::gethostname(name.data(), name.size() - 1) != 0)
+    fail(ErrorCode::kIo, "server.host is {}, and this machine has no name", server.host);
   return name.data();
 }
 

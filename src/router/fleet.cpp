@@ -380,7 +380,7 @@ asio::awaitable<Lease> Fleet::acquire_prefill(RequestShape shape, net::TimePoint
 }
 
 asio::awaitable<Lease> Fleet::acquire_from(std::shared_ptr<State> state, EngineRole role, bool needs_prefill, RequestShape shape,
-                                          net::TimePoint deadline) {
+                                           net::TimePoint deadline) {
   auto owner = std::make_unique<Lease::Owner>();
   net::AsyncResult<Assignment> result;
   net::Signal lost;
@@ -438,7 +438,8 @@ void Fleet::set_version(EngineId engine, PolicyVersion version) {
   std::lock_guard lock(state_->mutex);
   const auto it = state_->engines.find(engine.value);
   if (it == state_->engines.end()) return;
-  if (std::exchange(it->second.version, version) != version) state_->router_of(engine.value).forget_prefixes(engine);  // computed with other weights
+  if (std::exchange(it->second.version, version) != version)
+    state_->router_of(engine.value).forget_prefixes(engine);  // computed with other weights
 }
 
 void Fleet::set_behind(EngineId id, const std::string& why) {

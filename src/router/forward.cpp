@@ -41,7 +41,7 @@ struct Forwarded {
   RequestShape shape;
   net::TimePoint deadline;
   bool is_stream = false;
-  bool adds_up = false;  ///< its stream can be repeated
+  bool adds_up = false;    ///< its stream can be repeated
   bool may_split = false;  ///< its prompt may be computed by another engine
 };
 

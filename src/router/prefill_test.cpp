@@ -17,10 +17,10 @@ namespace prl::router {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::ScriptedEngine;
-using testing::token_at;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+using testing::ScriptedEngine;
+using testing::token_at;
 
 constexpr auto kPrefillTestTime = 60s;
 constexpr const char* kQuestion = R"({"max_uncached_tokens":16})";
@@ -59,7 +59,8 @@ class PrefillTest : public ::testing::Test {
     call.method = "POST";
     call.url = fmt::format("http://127.0.0.1:{}/inference/v1/generate", server_->port());
     // What a client asks of blocks is not passed on: it could send an engine anywhere.
-    call.body = fmt::format(R"({{"token_ids":[1,2,3],"kv_transfer_params":{{"remote_host":"evil"}},"sampling_params":{{"seed":{}}}}})", seed);
+    call.body =
+        fmt::format(R"({{"token_ids":[1,2,3],"kv_transfer_params":{{"remote_host":"evil"}},"sampling_params":{{"seed":{}}}}})", seed);
     call.max_retries = 0;
     const net::HttpReply reply = outside.call(call);
     EXPECT_EQ(reply.status, 200) << reply.body;
@@ -154,7 +155,8 @@ TEST_F(PrefillTest, WhoWaitsForAPrefillEngineIsToldThatThereIsNone) {
     return true;
   }));
   std::vector<Lease> places;
-  for (int i = 0; i < 8; ++i) places.push_back(io_.run_blocking(fleet_->acquire_prefill({}, net::Clock::now() + kPrefillTestTime), kPrefillTestTime));
+  for (int i = 0; i < 8; ++i)
+    places.push_back(io_.run_blocking(fleet_->acquire_prefill({}, net::Clock::now() + kPrefillTestTime), kPrefillTestTime));
   auto waiting = std::async(std::launch::async, [&] {
     try {
       (void)io_.run_blocking(fleet_->acquire_prefill({}, net::Clock::now() + kPrefillTestTime), kPrefillTestTime);

@@ -38,7 +38,8 @@ KvTransferOrder read_kv_order(const JsonFields& fields, const ServerContext& con
   const boost::json::object* params = fields.object("kv_transfer_params");
   if (params == nullptr || params->empty()) return order;
   if (context.backend->kv() == nullptr)
-    net::fail_param("kv_transfer_params", "kv_transfer_params: this server exchanges no key-value blocks; start it with use_pd_kv_transfer");
+    net::fail_param("kv_transfer_params",
+                    "kv_transfer_params: this server exchanges no key-value blocks; start it with use_pd_kv_transfer");
   const JsonFields wanted(*params, "kv_transfer_params.");
   order.is_prefill_only = wanted.boolean("do_remote_decode").value_or(false);
   order.max_uncached_tokens = wanted.integer("max_uncached_tokens", 0, kAnyInt);
@@ -46,9 +47,11 @@ KvTransferOrder read_kv_order(const JsonFields& fields, const ServerContext& con
   const auto host = wanted.string("remote_host"), signature = wanted.string("remote_key");
   const auto port = wanted.integer("remote_port", 1, 65535);
   if (!host || !signature || !port)
-    net::fail_param("kv_transfer_params",
-                    "kv_transfer_params: do_remote_prefill needs remote_host, remote_port and remote_key, as a prefill engine's reply has them");
-  if (order.is_prefill_only) net::fail_param("kv_transfer_params", "kv_transfer_params: do_remote_prefill and do_remote_decode exclude each other");
+    net::fail_param(
+        "kv_transfer_params",
+        "kv_transfer_params: do_remote_prefill needs remote_host, remote_port and remote_key, as a prefill engine's reply has them");
+  if (order.is_prefill_only)
+    net::fail_param("kv_transfer_params", "kv_transfer_params: do_remote_prefill and do_remote_decode exclude each other");
   order.place = transfer::KvPlace{.host = *host, .port = static_cast<int>(*port), .signature = *signature};
   return order;
 }
@@ -72,7 +75,8 @@ net::asio::awaitable<void> check_uncached(std::shared_ptr<ServerContext> context
   const std::int64_t most = request->kv.max_uncached_tokens.value_or(0);
   if (!may_use_prefix(*request) || request->num_prompt_tokens() <= most) co_return;
   net::AsyncResult<std::int64_t> result;
-  context->backend->kv()->find_uncached(prompt_of(*request), request->adapter, [result](std::int64_t num) mutable { result.set_value(num); });
+  context->backend->kv()->find_uncached(prompt_of(*request), request->adapter,
+                                        [result](std::int64_t num) mutable { result.set_value(num); });
   std::int64_t num_uncached = -1;
   try {
     std::string what = "the engine to look a prompt up";

@@ -22,8 +22,8 @@ struct ResponsesRequest;
 
 /// What kv_transfer_params of a request ask for, in vLLM's names and one of our own.
 struct KvTransferOrder {
-  bool is_prefill_only = false;                   ///< do_remote_decode: compute the prompt, for another engine to go on
-  std::optional<transfer::KvPlace> place;         ///< do_remote_prefill: the engine that has computed the prompt
+  bool is_prefill_only = false;                     ///< do_remote_decode: compute the prompt, for another engine to go on
+  std::optional<transfer::KvPlace> place;           ///< do_remote_prefill: the engine that has computed the prompt
   std::optional<std::int64_t> max_uncached_tokens;  ///< answer 412 if more tokens of the prompt have to be computed here
   bool is_empty() const noexcept { return !is_prefill_only && !place && !max_uncached_tokens; }
 };

@@ -120,19 +120,8 @@ constexpr RequestField kCompletion[] = {
 };
 
 constexpr RequestField kGenerate[] = {
-    {"model"},
-    {"token_ids"},
-    {"sampling_params"},
-    {"request_id"},
-    {"stream"},
-    {"stream_options"},
-    {"cache_salt"},
-    {"priority"},
-    {"return_token_ids"},
-    {"features"},
-    {"content_parts"},
-    {"extra_body"},
-    {"kv_transfer_params"},
+    {"model"},    {"token_ids"},        {"sampling_params"}, {"request_id"},    {"stream"},     {"stream_options"},     {"cache_salt"},
+    {"priority"}, {"return_token_ids"}, {"features"},        {"content_parts"}, {"extra_body"}, {"kv_transfer_params"},
 };
 
 /// Members of vLLM's own class that clients send along with their defaults.

@@ -76,7 +76,8 @@ std::span<const std::byte> bytes_of(std::string_view text) { return std::as_byte
 Head receive_head(Socket& socket, FrameKind kind, std::size_t max_bytes, Clock::time_point deadline) {
   Head head;
   socket.read(std::as_writable_bytes(std::span(&head, 1)), deadline);
-  if (head.magic != kMagic) fail(ErrorCode::kCorrupt, "[kv transfer] {} sends something else than frames of key-value blocks", socket.name());
+  if (head.magic != kMagic)
+    fail(ErrorCode::kCorrupt, "[kv transfer] {} sends something else than frames of key-value blocks", socket.name());
   const bool is_refusal = head.kind == static_cast<std::uint32_t>(FrameKind::kRefusal);
   if (head.kind != static_cast<std::uint32_t>(kind) && !is_refusal)
     fail(ErrorCode::kCorrupt, "[kv transfer] {} sends a frame of kind {}, wanted {}", socket.name(), head.kind,

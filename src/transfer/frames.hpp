@@ -48,8 +48,8 @@ std::vector<std::uint64_t> place_seeds(const Ask& ask, std::int64_t block_size, 
 void send_frame(Socket& socket, FrameKind kind, std::span<const std::span<const std::byte>> parts, std::uint64_t seed,
                 Clock::time_point deadline);
 void send_frame(Socket& socket, FrameKind kind, std::string_view body, Clock::time_point deadline);
-/// The next frame, which must be of that kind; a refusal in its place is Error{kUnavailable} with its text. Error{kCorrupt}: another kind, a
-/// longer body, a wrong checksum.
+/// The next frame, which must be of that kind; a refusal in its place is Error{kUnavailable} with its text. Error{kCorrupt}: another kind,
+/// a longer body, a wrong checksum.
 std::string receive_frame(Socket& socket, FrameKind kind, std::size_t max_bytes, Clock::time_point deadline);
 /// The same of a body whose size is known, into `parts`.
 void receive_into(Socket& socket, FrameKind kind, std::span<const std::span<std::byte>> parts, std::uint64_t seed,

@@ -13,7 +13,8 @@ using ::testing::HasSubstr;
 
 Ask some_ask() {
   Ask ask;
-  ask.identity = {.version = PolicyVersion{7}, .checksum = 0xfeedull, .adapter = "alpha", .adapter_version = PolicyVersion{3}, .adapter_hash = 9};
+  ask.identity = {
+      .version = PolicyVersion{7}, .checksum = 0xfeedull, .adapter = "alpha", .adapter_version = PolicyVersion{3}, .adapter_hash = 9};
   ask.prompt = {.tokens = {1, 2, 3, 4, 5, 6, 7, 8, 9}, .images = {{.first = 2, .hash = {11, 12}}}, .cache_salt = "salt"};
   ask.first = 1;
   ask.max_blocks = 3;

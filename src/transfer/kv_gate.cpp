@@ -44,8 +44,8 @@ std::unique_ptr<KvLink> KvGate::take_idle(const KvPlace& place) {
 }
 
 std::unique_ptr<KvLink> KvGate::connect(const KvPlace& place, Clock::time_point deadline) const {
-  return connect_tcp(place.host, place.port,
-                     {.key = options_.server.key, .layout = desk_.layout(), .block_size = desk_.block_size()}, deadline);
+  return connect_tcp(place.host, place.port, {.key = options_.server.key, .layout = desk_.layout(), .block_size = desk_.block_size()},
+                     deadline);
 }
 
 std::int64_t KvGate::pull(std::unique_ptr<KvLink>& link, const KvPlace& place, const Ask& ask, std::span<const engine::BlockParts> into,

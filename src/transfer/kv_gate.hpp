@@ -26,10 +26,10 @@ struct KvPlace {
 
 struct KvGateOptions {
   KvServerOptions server;
-  std::string own_host;                        ///< by which other engines reach this one
-  std::chrono::milliseconds timeout{30'000};  ///< of one transfer, all of it
+  std::string own_host;                             ///< by which other engines reach this one
+  std::chrono::milliseconds timeout{30'000};        ///< of one transfer, all of it
   std::size_t chunk_bytes = std::size_t{32} << 20;  ///< asked for at one time, one block at least
-  std::size_t max_idle_links = 4;              ///< kept of each other engine
+  std::size_t max_idle_links = 4;                   ///< kept of each other engine
 };
 
 struct KvGateStats {
@@ -47,11 +47,12 @@ class KvGate {
   KvGate(engine::Engine& engine, KvGateOptions options);
 
   KvPlace own_place() const;
-  /// Tells `done` on the engine's thread how many tokens of the prompt the engine would have to compute, -1 if it cannot say. Does not wait.
+  /// Tells `done` on the engine's thread how many tokens of the prompt the engine would have to compute, -1 if it cannot say. Does not
+  /// wait.
   void find_uncached(engine::PromptPtr prompt, const std::string& adapter, std::function<void(std::int64_t)> done);
-  /// Blocks the caller until it is done. Brings what the engine lacks of the prompt's whole blocks. The key that the request is to carry (GenerateRequest::kv_key); end() it
-  /// when the request is queued, or when there is none. 0: nothing was brought. Never throws for what another engine does: what did
-  /// not come is computed here. Error{kUnauthorized} if the place is not signed with the engines' key.
+  /// Blocks the caller until it is done. Brings what the engine lacks of the prompt's whole blocks. The key that the request is to carry
+  /// (GenerateRequest::kv_key); end() it when the request is queued, or when there is none. 0: nothing was brought. Never throws for what
+  /// another engine does: what did not come is computed here. Error{kUnauthorized} if the place is not signed with the engines' key.
   engine::KvDesk::Key bring(engine::PromptPtr prompt, const std::string& adapter, const KvPlace& place);
   void end(engine::KvDesk::Key key) noexcept { desk_.end(key); }
 
@@ -75,7 +76,7 @@ class KvGate {
   KvServer server_;
   mutable std::mutex mutex_;
   std::map<std::string, std::vector<std::unique_ptr<KvLink>>> idle_;  ///< guarded; by "host:port"
-  KvGateStats stats_;                                                  ///< guarded
+  KvGateStats stats_;                                                 ///< guarded
 };
 
 }  // namespace prl::transfer

@@ -47,7 +47,8 @@ class Gates : public ::testing::Test {
     made.init_random(seed, 0.2f);
     return nn::make_weights(session_.context(), made, DType::kF32, PolicyVersion{version}, false, nullptr);
   }
-  std::unique_ptr<engine::Engine> engine(const nn::WeightsPtr& weights, std::int64_t num_host_blocks = 64, std::int64_t block_size = kGateBlock) {
+  std::unique_ptr<engine::Engine> engine(const nn::WeightsPtr& weights, std::int64_t num_host_blocks = 64,
+                                         std::int64_t block_size = kGateBlock) {
     engine::EngineOptions options;
     options.max_model_len = 320;
     options.block_size = block_size;
@@ -262,8 +263,7 @@ TEST_F(Gates, WhateverGoesWrongTheRequestHasItsTokens) {
        [=](Socket& socket, const Ask& ask) {
          send_frame(socket, FrameKind::kBlocks, encode_number(static_cast<std::uint64_t>(ask.max_blocks) + 1), limit);
        }},
-      {"it says something else",
-       [=](Socket& socket, const Ask&) { send_frame(socket, FrameKind::kWelcome, "hello", limit); }},
+      {"it says something else", [=](Socket& socket, const Ask&) { send_frame(socket, FrameKind::kWelcome, "hello", limit); }},
       {"it refuses", [=](Socket& socket, const Ask&) { send_frame(socket, FrameKind::kRefusal, "not today", limit); }},
       {"it is silent", [](Socket& socket, const Ask&) { (void)socket.wait_readable(Clock::now() + 10s); }},
       {"it has none", [=](Socket& socket, const Ask&) { send_frame(socket, FrameKind::kBlocks, encode_number(0), limit); }},

@@ -18,14 +18,14 @@ struct KvServerOptions {
   std::string host = "127.0.0.1";
   int port = 0;  ///< 0: any free one
   std::string key;
-  std::size_t max_connections = 64;             ///< more are closed at once
-  std::chrono::milliseconds timeout{30'000};    ///< of one answer, its way included
-  std::chrono::milliseconds idle_time{120'000};  ///< after which a silent connection is closed
+  std::size_t max_connections = 64;               ///< more are closed at once
+  std::chrono::milliseconds timeout{30'000};      ///< of one answer, its way included
+  std::chrono::milliseconds idle_time{120'000};   ///< after which a silent connection is closed
   std::size_t max_bytes = std::size_t{64} << 20;  ///< of the blocks of one answer, one block at least
 };
 
-/// Gives blocks of an engine to others that ask for them: a thread for those that come, and one for each connection. A connection that sends
-/// nonsense, is too slow or does not know the key is closed; the engine is not touched by it.
+/// Gives blocks of an engine to others that ask for them: a thread for those that come, and one for each connection. A connection that
+/// sends nonsense, is too slow or does not know the key is closed; the engine is not touched by it.
 class KvServer {
  public:
   /// Error{kIo} naming the port.

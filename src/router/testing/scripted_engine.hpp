@@ -211,7 +211,8 @@ class ScriptedEngine {
     co_await std::move(waiting);
     const Script now = script();
     if (now.refuse_status) co_return net::HttpResponse::text("no", now.refuse_status);
-    const boost::json::object params = body.contains("kv_transfer_params") ? body.at("kv_transfer_params").as_object() : boost::json::object();
+    const boost::json::object params =
+        body.contains("kv_transfer_params") ? body.at("kv_transfer_params").as_object() : boost::json::object();
     {
       std::lock_guard lock(mutex_);
       kv_params_.push_back(params.empty() ? "" : boost::json::serialize(params));
