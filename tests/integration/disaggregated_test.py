@@ -51,9 +51,9 @@ def both(folder, *flags):
         yield alone, front, prefill, decode, log
 
 
-def states(front):
+def states(front, key=None):
     try:
-        return [engine["state"] for engine in harness.request(front, "GET", "/engines", timeout=5)[1]["engines"]]
+        return [engine["state"] for engine in harness.request(front, "GET", "/engines", headers=key, timeout=5)[1]["engines"]]
     except OSError:
         return []
 
@@ -130,4 +130,57 @@ def deaths(alone, front, decode, log):
     check(counter(front, "prl_router:prefills_total") == before + 1, "the prefill engine that came back is not asked")
 
 
-harness.main(test_two_engines_give_what_one_gives)
+def test_a_run_has_the_weights_of_a_run_with_one_engine():
+    with harness.workspace("disaggregated-run") as folder:
+        def run(name, *flags):
+            config = harness.rl_config(folder / f"{name}.toml", harness.warm_model(), max_async_level=0, max_steps=3)
+            harness.prl("rl", "@", config, "--output-dir", folder / name, "--ckpt", "--deployment.type", "single_node", "--compute.device", "cpu",
+                        "--no-dashboard", "--inference.server.port", harness.free_port(), "--inference.kv.block-size", 4, *flags)
+            return harness.digest(folder / name / "weights/step_3", "*.safetensors")
+        split = ["--inference.deployment.type", "disaggregated", "--inference.deployment.non-cached-tokens", 4, "--inference.kv-transfer.port", 0]
+        check(run("one") == run("two", *split), "a prefill and a decode engine gave other weights than one engine")
+        proofs = harness.rows_of(folder / "two/logs/weight_proofs.jsonl")
+        check(len({line["engine"] for line in proofs}) == 2 and all(line["is_proven"] for line in proofs), f"not both proved their weights: {proofs}")
+        text = (folder / "two/logs/latest/inference_1.log").read_text()
+        found = re.search(r"key-value blocks: (\d+) came for (\d+) prompts in [0-9.]+ s, (\d+) of which were completed here", text)
+        check(found and int(found[2]) > 0 and int(found[3]) == 0, f"blocks did not come: {text[-1000:]}")
+
+
+def test_prefill_and_decode_engines_on_two_nodes():
+    with harness.workspace("disaggregated-nodes") as folder:
+        model = harness.tiny_model(folder / "model")
+        front, prefill, decode, meeting = harness.free_ports(4)
+        key = {"Authorization": "Bearer k"}
+        config = folder / "infer.toml"
+        config.write_text(f"""
+output_dir = "{folder}/out"
+[model]
+name = "{model}"
+[server]
+port = {front}
+api_key = "k"
+[compute]
+device = "cpu"
+num_threads = 1
+[kv_transfer]
+port = 0
+[deployment]
+type = "disaggregated"
+gpus_per_node = 1
+prefill_port = {prefill}
+decode_port = {decode}
+""")
+        harness.prl("inference", "@", config, "--slurm.job-name", "pd", "--deployment.num-decode-replicas", 2, "--output-dir", folder / "job", "--dry-run")
+        check("#SBATCH --nodes=3" in (folder / "job/pd.sbatch").read_text(), "the job has other nodes than three")
+        with contextlib.ExitStack() as stack:
+            for rank in (0, 1):
+                stack.enter_context(harness.running("launch", "--node-rank", rank, "--rdzv-endpoint", f"127.0.0.1:{meeting}", "inference", "@", config,
+                                                    log=folder / f"node_{rank}.log"))
+            harness.wait_until(lambda: states(front, key).count("ready") == 2, 30, "the engines of two nodes")
+            body = {"prompt": prompt(1, 240), "max_tokens": 3, "seed": 1}
+            status, reply = harness.request(front, "POST", "/v1/completions", body, headers=key)
+            check(status == 200 and reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 224, f"status {status}: {reply}")
+            check(counter(decode, "prl:kv_transfers_total") == 1, "no blocks were sent")
+
+
+harness.main(test_two_engines_give_what_one_gives, test_a_run_has_the_weights_of_a_run_with_one_engine, test_prefill_and_decode_engines_on_two_nodes)
