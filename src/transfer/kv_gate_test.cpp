@@ -14,9 +14,11 @@
 
 #include "base/rng.hpp"
 #include "device/testing/test_runtime.hpp"
+#include "engine/adapter_set.hpp"
 #include "engine/test_support.hpp"
 #include "nn/decoder.hpp"
 #include "nn/init_model.hpp"
+#include "nn/peft.hpp"
 #include "transfer/kv_gate.hpp"
 
 namespace prl::transfer {
@@ -47,6 +49,21 @@ class Gates : public ::testing::Test {
     made.init_random(seed, 0.2f);
     return nn::make_weights(session_.context(), made, DType::kF32, PolicyVersion{version}, false, nullptr);
   }
+  nn::AdapterPtr adapter(const nn::WeightsPtr& base, std::uint64_t seed) {
+    nn::AdapterConfig wanted;
+    wanted.rank = 4;
+    wanted.alpha = 8;
+    wanted.target_modules = {"q_proj", "v_proj"};
+    nn::Parameters trained(session_.context().runtime, config_, nn::make_adapter_table(config_, wanted));
+    nn::init_adapter(trained, seed);
+    for (nn::NamedParameter& p : trained.named()) {
+      if (nn::is_lora_a(p.block)) continue;
+      const std::vector<float> values(static_cast<std::size_t>(p.num_elements()), 0.1f * static_cast<float>(seed));
+      p.value.runtime()->copy_from_host(p.value.data(), values.data(), values.size() * sizeof(float));
+    }
+    session_.context().runtime->synchronize();
+    return nn::adapt_weights(session_.context(), trained, wanted, DType::kF32, base, PolicyVersion{1})->adapter;
+  }
   std::unique_ptr<engine::Engine> engine(const nn::WeightsPtr& weights, std::int64_t num_host_blocks = 64,
                                          std::int64_t block_size = kGateBlock) {
     engine::EngineOptions options;
@@ -56,6 +73,7 @@ class Gates : public ::testing::Test {
     options.num_host_blocks = num_host_blocks;
     options.max_num_seqs = 8;
     options.num_threads = 1;
+    options.adapters = std::make_shared<engine::AdapterSet>(2);
     return std::make_unique<engine::Engine>(session_.context().runtime, options, weights);
   }
   static KvGateOptions gate_options(std::chrono::milliseconds timeout = 20s) {
@@ -69,7 +87,7 @@ class Gates : public ::testing::Test {
     return ids;
   }
   static wire::GenerateOutput run(engine::Engine& engine, const std::vector<std::int32_t>& prompt, std::int32_t max_tokens = 6,
-                                  std::uint64_t kv_key = 0) {
+                                  std::uint64_t kv_key = 0, const std::string& adapter = {}) {
     wire::GenerateRequest request;
     request.prompt_ids = prompt;
     request.sampling.seed = 5;
@@ -77,7 +95,8 @@ class Gates : public ::testing::Test {
     request.sampling.ignore_eos = true;
     request.kv_key = kv_key;
     Inbox inbox;
-    engine.submit(std::move(request), [&](const engine::StepEvent& event) { inbox.push(event); });
+    engine.submit(
+        std::move(request), [&](const engine::StepEvent& event) { inbox.push(event); }, adapter);
     return inbox.wait().output;
   }
   static void expect_same(const wire::GenerateOutput& a, const wire::GenerateOutput& b) {
@@ -153,6 +172,38 @@ TEST_F(Gates, BlocksOfOtherWeightsAreNeverTaken) {
   run(*giver, third, 1);
   expect_same(run_with(*taker, to, from.own_place(), third), run(*alone, third));
   EXPECT_EQ(to.stats().num_blocks, 149 / kGateBlock);
+}
+
+TEST_F(Gates, BlocksOfAnAdapterAreForTheSameAdapterAlone) {
+  const nn::WeightsPtr base = weights(1, 0);
+  const nn::AdapterPtr first = adapter(base, 1), second = adapter(base, 2);
+  const auto giver = engine(base), taker = engine(base), alone = engine(base);
+  KvGate from(*giver, gate_options()), to(*taker, gate_options());
+  const auto give_all = [&](const nn::AdapterPtr& weights, std::uint64_t hash, const std::vector<engine::Engine*>& engines) {
+    for (engine::Engine* e : engines) e->adapters().set("alpha", PolicyVersion{1}, {weights, nullptr, hash});
+  };
+  std::uint64_t seed = 60;
+  /// Blocks that come of a prompt of "alpha" that the giver has computed.
+  const auto num_come = [&] {
+    const auto prompt = gate_prompt(++seed, 150);
+    run(*giver, prompt, 1, 0, "alpha");
+    const std::int64_t before = to.stats().num_blocks;
+    const engine::KvDesk::Key key = to.bring(key_of(prompt), "alpha", from.own_place());
+    expect_same(run(*taker, prompt, 6, key, "alpha"), run(*alone, prompt, 6, 0, "alpha"));
+    if (key != 0) to.end(key);
+    return to.stats().num_blocks - before;
+  };
+  give_all(first, 11, {giver.get(), taker.get(), alone.get()});
+  EXPECT_EQ(num_come(), 149 / kGateBlock);
+  give_all(second, 12, {taker.get(), alone.get()});  // the giver is late
+  EXPECT_EQ(num_come(), 0);
+  give_all(second, 12, {giver.get()});
+  EXPECT_EQ(num_come(), 149 / kGateBlock);
+  give_all(second, 0, {giver.get(), taker.get()});  // of weights that nobody knows
+  EXPECT_EQ(num_come(), 0);
+  // Without the adapter a prompt has other blocks.
+  const auto prompt = gate_prompt(seed, 150);
+  EXPECT_EQ(uncached(to, prompt), 150);
 }
 
 TEST_F(Gates, HostMemoryThatIsShortBringsWhatItHasRoomFor) {

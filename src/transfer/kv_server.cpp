@@ -30,6 +30,7 @@ KvServer::KvServer(engine::KvDesk& desk, KvServerOptions options)
 
 KvServer::~KvServer() {
   is_stopping_ = true;
+  listener_.stop();
   thread_.join();
   {
     const std::lock_guard lock(mutex_);

@@ -132,6 +132,8 @@ Listener::Listener(const std::string& host, int port) {
                                           : reinterpret_cast<const sockaddr_in*>(&own)->sin_port);
 }
 
+void Listener::stop() noexcept { (void)::shutdown(fd_.get(), SHUT_RDWR); }
+
 Fd Listener::accept(Clock::time_point deadline, std::string* peer) {
   if (!poll_one(fd_.get(), POLLIN, deadline)) return Fd();
   sockaddr_storage other{};

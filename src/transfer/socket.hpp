@@ -43,6 +43,8 @@ class Listener {
   int port() const noexcept { return port_; }
   /// The next connection; one that is not open if none came by then or the listener was stopped.
   Fd accept(Clock::time_point deadline, std::string* peer);
+  /// Ends accept(), now and later. Any thread.
+  void stop() noexcept;
 
  private:
   Fd fd_;
