@@ -23,10 +23,10 @@ if(PRL_QUICK)
 else()
   set(PRL_BATCH 8)  # more of them make a change of one costly
 endif()
-set(PRL_JOINED base device comm ops autograd nn monitor config wire text grammar net env rollouts router io eval orchestrator weights engine trainer server dashboard launch tools)
+set(PRL_JOINED base device comm ops autograd nn monitor config wire text grammar net env rollouts router io eval orchestrator weights engine transfer trainer server dashboard launch tools)
 # What a release build gives modules that run little beside what they wait for, where -O2 takes longer to compile: -O1 takes three
 # quarters of its time, -Og another sixth less. What stays at -O2 computes.
-set(PRL_OPTIMIZED_LITTLE base monitor io wire text grammar env rollouts router weights net device autograd nn engine trainer server)
+set(PRL_OPTIMIZED_LITTLE base monitor io wire text grammar env rollouts router weights net device autograd nn engine transfer trainer server)
 set(PRL_OPTIMIZED_LEAST config eval orchestrator launch tools apps)
 # GCC's collector of its own garbage walks the precompiled header's content each time it runs: a tenth of the time of a large file, for
 # less than a tenth of its memory.

@@ -164,6 +164,11 @@ int run_inference(const config::ParsedCommand& parsed) {
            "deployment.type = \"multi_node\": on each node start `prl launch --node-rank N --rdzv-endpoint HOST:PORT inference @ "
            "infer.toml`, "
            "or add a [slurm] section, which does");
+    if (auto pools = launch::pools_of(loaded.config, /*engines_per_node=*/1)) {
+      if (std::getenv(launch::kEngineKindVariable) != nullptr) return launch::run_inference_role(loaded.config, stop);
+      config::write_resolved(*parsed.command, loaded.config, loaded.provenance);
+      return launch::run_inference_group(loaded.config, stop, "", std::move(pools));
+    }
     if (parallel.dp == 1 && !parallel.dp_address) return launch::run_inference_role(loaded.config, stop);
     config::write_resolved(*parsed.command, loaded.config, loaded.provenance);
     return launch::run_inference_group(loaded.config, stop);
@@ -174,17 +179,22 @@ int run_inference_of_node(const config::ParsedCommand& parsed, const config::Lau
   const auto loaded = config::load<config::InferenceConfig>(config::Command::kInference, parsed.args);
   if (config::finish_early(config::Command::kInference, loaded, [&] { launch::check_dry_run(loaded.config); })) return 0;
   const auto* nodes = std::get_if<config::InferenceMultiNode>(&loaded.config.deployment);
-  if (nodes == nullptr)
+  const auto* split = std::get_if<config::InferenceDisaggregated>(&loaded.config.deployment);
+  if (nodes == nullptr && split == nullptr)
     fail(ErrorCode::kInvalidArgument,
-         "`prl launch inference` is for deployment.type = \"multi_node\"; `prl inference` starts engines on one");
-  const launch::NodePlace place = launch::find_node(options, {.num_nodes = nodes->num_nodes, .per_node = nodes->gpus_per_node});
+         "`prl launch inference` is for deployment.type = \"multi_node\" or \"disaggregated\"; `prl inference` starts engines on one");
+  const launch::NodesWanted wanted = split != nullptr
+                                         ? launch::NodesWanted{.num_nodes = config::num_nodes_of(*split), .per_node = split->gpus_per_node}
+                                         : launch::NodesWanted{.num_nodes = nodes->num_nodes, .per_node = nodes->gpus_per_node};
+  const launch::NodePlace place = launch::find_node(options, wanted);
   config::InferenceConfig config = loaded.config;
+  std::optional<launch::EnginePools> pools = launch::pools_of(config, config::num_engines_on(config, place.per_node));
   launch::place_engines(config, place);
   launch::apply_env_vars(config.env_vars);
   StopSignal stop;
   launch::setup_logging(config.log, log_file(config.log, config.output_dir, parsed));
   config::write_resolved(config::Command::kInference, config, loaded.provenance);
-  return launch::run_inference_group(config, stop.token(), place.host.value_or(""));
+  return launch::run_inference_group(config, stop.token(), place.host.value_or(""), std::move(pools));
 }
 int run_router(const config::ParsedCommand& parsed) {
   const auto loaded = config::load<config::RouterToolConfig>(*parsed.command, parsed.args);

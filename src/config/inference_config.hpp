@@ -204,6 +204,24 @@ struct MooncakeKvOffloadConfig {
 };
 using KvOffloadConfig = std::variant<NativeKvOffloadConfig, MooncakeKvOffloadConfig>;
 
+/// Key-value blocks that engines send each other.
+struct KvTransferConfig {
+  int port = 5600;
+  std::optional<std::string> api_key;
+  std::int64_t num_bytes = std::int64_t{1} << 30;
+  double timeout = 30;
+  template <class V>
+  void visit(V& v) {
+    v.field("port", port, "Port where the first engine of a machine gives blocks to others, the next have those that follow; 0 for any",
+            {.min = 0, .max = 65535});
+    v.field("api_key", api_key, "What engines show each other; server.admin_api_key or api_key if not set, on one machine a made-up one");
+    v.field("num_bytes", num_bytes, "Host memory of each engine for blocks on their way, page-locked on GPUs; kv_cache_offload.cpu if more",
+            {.unit = "bytes", .min = 1});
+    v.field("timeout", timeout, "Longest time that a request waits for blocks; the rest of its prompt is computed where it decodes",
+            {.unit = "seconds", .min = 0, .max = 3600, .is_open_min = true});
+  }
+};
+
 struct VllmRouterConfig : RoutingConfig {
   static constexpr std::string_view kType = "vllm-router";
 };
@@ -249,7 +267,6 @@ struct InferenceMultiNode {
 };
 struct InferenceDisaggregated {
   static constexpr std::string_view kType = "disaggregated";
-  static constexpr Status kStatus = not_built("separate prefill and decode engines");
   int gpus_per_node = 8;
   int prefill_nodes_per_replica = 1;
   int decode_nodes_per_replica = 1;
@@ -257,25 +274,37 @@ struct InferenceDisaggregated {
   int num_decode_replicas = 1;
   int prefill_port = 8100;
   int decode_port = 8200;
+  int non_cached_tokens = 16;
   std::map<std::string, std::string> prefill_env_vars;
   std::map<std::string, std::string> decode_env_vars;
   Value prefill_vllm_overrides = Value::table();
   Value decode_vllm_overrides = Value::table();
   template <class V>
   void visit(V& v) {
-    v.field("gpus_per_node", gpus_per_node, "GPUs of each node", {.unit = "GPUs", .min = 1});
-    v.field("prefill_nodes_per_replica", prefill_nodes_per_replica, "Nodes of a prefill replica", {.unit = "nodes", .min = 1});
-    v.field("decode_nodes_per_replica", decode_nodes_per_replica, "Nodes of a decode replica", {.unit = "nodes", .min = 1});
-    v.field("num_prefill_replicas", num_prefill_replicas, "Prefill replicas", {.min = 1});
-    v.field("num_decode_replicas", num_decode_replicas, "Decode replicas", {.min = 1});
-    v.field("prefill_port", prefill_port, "Port of prefill engines", {.min = 1, .max = 65535});
-    v.field("decode_port", decode_port, "Port of decode engines", {.min = 1, .max = 65535});
+    v.field("gpus_per_node", gpus_per_node, "GPUs of each node, an engine on each; `prl inference` on one machine has one engine per node",
+            {.unit = "GPUs", .min = 1, .max = 1024});
+    v.field("prefill_nodes_per_replica", prefill_nodes_per_replica, "Nodes of a prefill replica", {.unit = "nodes", .min = 1, .max = 1024});
+    v.field("decode_nodes_per_replica", decode_nodes_per_replica, "Nodes of a decode replica", {.unit = "nodes", .min = 1, .max = 1024});
+    v.field("num_prefill_replicas", num_prefill_replicas, "Prefill replicas", {.min = 1, .max = 1024});
+    v.field("num_decode_replicas", num_decode_replicas, "Decode replicas", {.min = 1, .max = 1024});
+    v.field("prefill_port", prefill_port, "Port of the first prefill engine of a machine; the others' follow", {.min = 1, .max = 65535});
+    v.field("decode_port", decode_port, "Port of the first decode engine of a machine; the others' follow", {.min = 1, .max = 65535});
+    v.field("non_cached_tokens", non_cached_tokens,
+            "Tokens of a prompt outside a decode engine's prefix cache that it computes itself; with more, a prefill engine does",
+            {.unit = "tokens", .min = 0});
     v.field("prefill_env_vars", prefill_env_vars, "Environment variables of prefill engines");
     v.field("decode_env_vars", decode_env_vars, "Environment variables of decode engines");
-    v.field("prefill_vllm_overrides", prefill_vllm_overrides, "Engine settings of prefill engines");
-    v.field("decode_vllm_overrides", decode_vllm_overrides, "Engine settings of decode engines");
+    v.field("prefill_vllm_overrides", prefill_vllm_overrides, "Engine settings of prefill engines, under vLLM's names");
+    v.field("decode_vllm_overrides", decode_vllm_overrides, "Engine settings of decode engines, under vLLM's names");
   }
 };
+/// Engines of a deployment with one engine for each node.
+inline int num_prefill_nodes(const InferenceDisaggregated& d) { return d.num_prefill_replicas * d.prefill_nodes_per_replica; }
+inline int num_decode_nodes(const InferenceDisaggregated& d) { return d.num_decode_replicas * d.decode_nodes_per_replica; }
+inline int num_nodes_of(const InferenceDisaggregated& d) { return num_prefill_nodes(d) + num_decode_nodes(d); }
+/// What differs between the engines of a kind, as flags of `prl inference`: {"--kv.num-blocks", "64"}. Members that are no such setting or
+/// have no text are left out, and named in `unknown` if that is given.
+std::vector<std::pair<std::string, std::string>> engine_flags_of(const Value& vllm_overrides, std::vector<std::string>* unknown = nullptr);
 using InferenceDeployment = std::variant<InferenceSingleNode, InferenceMultiNode, InferenceDisaggregated>;
 
 /// `prl inference`, and the section [inference] of `prl rl`.
@@ -308,6 +337,7 @@ struct InferenceConfig {
   bool enable_return_routed_experts = false;
   bool use_deep_gemm = false;
   bool use_pd_kv_transfer = false;
+  KvTransferConfig kv_transfer;
   std::optional<KvOffloadConfig> kv_cache_offload;
   SpeculativeConfig speculative;
   std::optional<RouterConfig> router;
@@ -359,8 +389,9 @@ struct InferenceConfig {
     v.field("enable_return_routed_experts", enable_return_routed_experts,
             "Of mixtures of experts: /inference/v1/generate tells which experts the tokens had in each layer");
     v.field("use_deep_gemm", use_deep_gemm, "8-bit products with block scales", {.status = not_built("8-bit products")});
-    v.field("use_pd_kv_transfer", use_pd_kv_transfer, "Send key-value blocks from prefill to decode engines",
-            {.status = not_built("separate prefill and decode engines")});
+    v.field("use_pd_kv_transfer", use_pd_kv_transfer,
+            "Give key-value blocks of prompts to other engines and take theirs; deployment.type disaggregated sets it");
+    v.field("kv_transfer", kv_transfer, "How blocks go from engine to engine, with use_pd_kv_transfer");
     v.field("kv_cache_offload", kv_cache_offload, "Keep key-value blocks that leave the device's cache in host memory");
     v.field("speculative", speculative, "Several tokens of a sequence in one step, by guessing them; speculative_config in vLLM's form");
     v.field("router", router, "Router in front of several engines; there is one wherever there are several, set or not");
@@ -390,6 +421,8 @@ struct EvalEngineConfig : InferenceConfig {
                                                  {"backend_port", kOneEngine},
                                                  {"router", kOneEngine},
                                                  {"deployment", kOneEngine},
+                                                 {"use_pd_kv_transfer", kOneEngine},
+                                                 {"kv_transfer", kOneEngine},
                                                  {"slurm", inert("it is a part of the run's job")},
                                                  {"weight_broadcast", inert("weights are read from files")},
                                                  {"output_dir", inert("the run's output_dir says it")},

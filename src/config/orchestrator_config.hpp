@@ -169,6 +169,7 @@ struct OrchestratorConfig {
   TrainingMode training_mode = TrainingMode::kRl;
   ModelEndpointConfig student;
   RoutingConfig router;
+  PrefillConfig prefill;
   std::optional<ModelEndpointConfig> teacher;
   DemonstrationConfig opsd;
   std::optional<SharedTrainerConfig> run;
@@ -222,7 +223,8 @@ struct OrchestratorConfig {
     v.field("training_mode", training_mode,
             "rl, opd (on-policy distillation), opsd (the same, by the policy with a demonstration) or sft (train on a teacher's rollouts)");
     v.field("student", student, "The policy and its server");
-    v.field("router", router, "How requests are spread over the engines of student.client.base_url; inference.router within `prl rl`");
+    v.field("router", router, "How requests are spread over engines; inference.router in `prl rl`");
+    v.field("prefill", prefill, "Engines that compute prompts for the others");
     v.field("teacher", teacher, "The teacher of opd and sft, and its server");
     v.field("opsd", opsd, "What the policy is shown when it is its own teacher");
     v.field("run", run, "How a trainer of several runs treats this one");

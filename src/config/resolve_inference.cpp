@@ -1,12 +1,17 @@
 #include <fmt/core.h>
 
+#include <algorithm>
+#include <iterator>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
+#include <vector>
 
 #include "base/hosts.hpp"
 #include "config/bind.hpp"
 #include "config/detail/check.hpp"
+#include "config/text_format.hpp"
 
 namespace prl::config {
 namespace detail {
@@ -18,6 +23,46 @@ bool is_origin(std::string_view text) {
   if (scheme == std::string_view::npos || scheme == 0) return false;
   const std::string_view rest = text.substr(scheme + 3);
   return !rest.empty() && rest.find_first_of("/?#@, ") == std::string_view::npos;
+}
+
+/// What may differ between prefill and decode engines, in vLLM's names: nothing that a block's bits or bytes depend on.
+constexpr std::pair<std::string_view, std::string_view> kRoleSettings[] = {
+    {"max_num_seqs", "--max-num-seqs"},
+    {"max_num_batched_tokens", "--max-num-batched-tokens"},
+    {"gpu_memory_utilization", "--gpu-memory-utilization"},
+    {"num_gpu_blocks_override", "--kv.num-blocks"},
+    {"enforce_eager", "--model.enforce-eager"},
+    {"enable_chunked_prefill", "--enable-chunked-prefill"},
+    {"max_loras", "--max-loras"},
+    {"max_cpu_loras", "--max-cpu-loras"},
+};
+
+/// Prefill and decode engines.
+void check_disaggregated(InferenceConfig& config, const InferenceDisaggregated& nodes, const Check& check) {
+  config.use_pd_kv_transfer = true;
+  ParallelConfig& parallel = config.parallel;
+  if (parallel.headless || parallel.dp_address || parallel.dp_start_rank > 0)
+    check.problem("deployment.type", "disaggregated places its engines itself: leave parallel.dp_address, dp_start_rank and headless out");
+  if (nodes.gpus_per_node % parallel.tp != 0)
+    check.problem("parallel.tp", fmt::format("is {}, which does not divide the {} GPUs of a node", parallel.tp, nodes.gpus_per_node));
+  const int num_prefill = num_prefill_nodes(nodes), num_decode = num_decode_nodes(nodes);
+  parallel.dp = config.api_server_count = num_prefill + num_decode;
+  const auto overlap = [](int a, int num_a, int b, int num_b) { return a < b + num_b && b < a + num_a; };
+  if (overlap(nodes.prefill_port, num_prefill, nodes.decode_port, num_decode))
+    check.problem("deployment.decode_port", fmt::format("{} decode engines from {} on and {} prefill engines from {} on share ports",
+                                                        num_decode, nodes.decode_port, num_prefill, nodes.prefill_port));
+  for (const auto& [key, table] : {std::pair{"deployment.prefill_vllm_overrides", &nodes.prefill_vllm_overrides},
+                                   {"deployment.decode_vllm_overrides", &nodes.decode_vllm_overrides}}) {
+    if (!table->is_table()) check.problem(key, "wanted a table of settings");
+    std::vector<std::string> unknown;
+    (void)engine_flags_of(*table, &unknown);
+    std::string known;
+    for (const auto& [name, flag] : kRoleSettings) known += fmt::format("{}{}", known.empty() ? "" : ", ", name);
+    for (const std::string& name : unknown)
+      check.problem(key, fmt::format("\"{}\" cannot differ between prefill and decode engines here; what can: {}", name, known));
+  }
+  check_env_vars(nodes.prefill_env_vars, check);
+  check_env_vars(nodes.decode_env_vars, check);
 }
 
 /// How many engines there are, and which of them are this node's.
@@ -35,6 +80,7 @@ void check_copies(InferenceConfig& config, const Check& check) {
                                                nodes->gpus_per_node, wanted));
     parallel.dp = config.api_server_count = wanted;
   }
+  if (const auto* nodes = std::get_if<InferenceDisaggregated>(&config.deployment)) return check_disaggregated(config, *nodes, check);
   if (parallel.dp_address && parallel.dp_address->empty()) check.problem("parallel.dp_address", "names no address");
   if (parallel.dp_address) {
     const int num_here = parallel.dp_local.value_or(parallel.dp);
@@ -112,8 +158,8 @@ void check_inference(InferenceConfig& config, const Check& check) {
                   fmt::format("must be at least max_model_len {} when enable_chunked_prefill is off", *config.model.max_model_len));
   if (config.max_num_seqs > config.max_num_batched_tokens)
     check.problem("max_num_batched_tokens", fmt::format("must be at least max_num_seqs, which is {}", config.max_num_seqs));
-  if (config.kv_cache_offload && config.enable_return_routed_experts)
-    check.problem("kv_cache_offload", "cannot be combined with enable_return_routed_experts: the experts of a block's tokens stay behind");
+  if (config.use_pd_kv_transfer && !config.enable_prefix_caching)
+    check.problem("use_pd_kv_transfer", "needs enable_prefix_caching: blocks that arrive are found as a prefix");
   if (config.kv_cache_offload && !config.enable_prefix_caching)
     check.problem("kv_cache_offload", "needs enable_prefix_caching: only blocks that a later request can find are worth keeping");
   if (const auto* native = config.kv_cache_offload ? std::get_if<NativeKvOffloadConfig>(&*config.kv_cache_offload) : nullptr)
@@ -134,6 +180,21 @@ void check_inference(InferenceConfig& config, const Check& check) {
 }
 
 }  // namespace detail
+
+std::vector<std::pair<std::string, std::string>> engine_flags_of(const Value& vllm_overrides, std::vector<std::string>* unknown) {
+  std::vector<std::pair<std::string, std::string>> flags;
+  if (!vllm_overrides.is_table()) return flags;
+  for (const Member& member : vllm_overrides.members()) {
+    const auto* known = std::find_if(std::begin(detail::kRoleSettings), std::end(detail::kRoleSettings),
+                                     [&](const auto& setting) { return setting.first == member.key; });
+    const bool is_scalar = !member.value.is_table() && !member.value.is_list() && !member.value.is_null();
+    if (known != std::end(detail::kRoleSettings) && is_scalar)
+      flags.emplace_back(known->second, member.value.is_string() ? member.value.as_string() : to_compact_json(member.value));
+    else if (unknown != nullptr)
+      unknown->push_back(member.key);
+  }
+  return flags;
+}
 
 template <>
 Resolution<InferenceConfig> resolve(Value raw, const Context& context) {

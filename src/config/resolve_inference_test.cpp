@@ -9,6 +9,7 @@
 namespace prl::config {
 namespace {
 
+using ::testing::ElementsAre;
 using testing::error_of;
 using ::testing::HasSubstr;
 using testing::is_not_built;
@@ -150,6 +151,47 @@ TEST(ResolveInference, SpeculativeDecodingIsChecked) {
   EXPECT_THAT(error_of<InferenceConfig>(line + "--speculative.num-tokens 16"), HasSubstr("speculative.num_tokens"));
   EXPECT_THAT(error_of<InferenceConfig>(line + R"(--speculative-config {"num_speculative_tokens":2,"disable_by_batch_size":8})"),
               HasSubstr("disable_by_batch_size"));
+}
+
+TEST(ResolveInference, PrefillAndDecodeEnginesAreCountedAndSetUp) {
+  const std::string line = "inference --model.name m --deployment.type disaggregated ";
+  const auto loaded = load_line<InferenceConfig>(line + "--deployment.num-prefill-replicas 2 --deployment.decode-nodes-per-replica 3");
+  EXPECT_THAT(loaded.not_built, IsEmpty());
+  EXPECT_EQ(loaded.config.parallel.dp, 5);
+  EXPECT_TRUE(loaded.config.use_pd_kv_transfer);
+  const auto& nodes = std::get<InferenceDisaggregated>(loaded.config.deployment);
+  EXPECT_EQ(nodes.non_cached_tokens, 16);
+  const auto set = load_line<InferenceConfig>(line +
+                                              "--deployment.prefill-vllm-overrides.max_num_seqs 8 "
+                                              "--deployment.prefill-vllm-overrides.enforce_eager true")
+                       .config;
+  const auto flags = engine_flags_of(std::get<InferenceDisaggregated>(set.deployment).prefill_vllm_overrides);
+  EXPECT_EQ(flags, (std::vector<std::pair<std::string, std::string>>{{"--max-num-seqs", "8"}, {"--model.enforce-eager", "true"}}));
+  EXPECT_THAT(error_of<InferenceConfig>(line + "--deployment.decode-vllm-overrides.block_size 8"),
+              HasSubstr("deployment.decode_vllm_overrides: \"block_size\" cannot differ"));
+  EXPECT_THAT(error_of<InferenceConfig>(line + "--deployment.decode-vllm-overrides.all2all_backend x"),
+              HasSubstr("\"all2all_backend\" cannot differ"));
+  EXPECT_THAT(error_of<InferenceConfig>(line + "--deployment.num-prefill-replicas 2 --deployment.prefill-port 8199"),
+              HasSubstr("share ports"));
+  EXPECT_THAT(error_of<InferenceConfig>(line + "--parallel.headless"), HasSubstr("places its engines itself"));
+  EXPECT_THAT(error_of<InferenceConfig>(line + "--no-enable-prefix-caching"), HasSubstr("needs enable_prefix_caching"));
+}
+
+TEST(ResolveInference, ARunTellsItsOrchestratorWhichEnginesAreForPrompts) {
+  const std::string line =
+      kRlLine + "--deployment.type single_node --inference.server.port 9000 --inference.deployment.type disaggregated ";
+  const RlConfig run =
+      load_line<RlConfig>(line + "--inference.deployment.num-decode-replicas 2 --inference.deployment.non-cached-tokens 4").config;
+  EXPECT_THAT(run.orchestrator.prefill.base_url, ElementsAre("http://127.0.0.1:9000/v1"));
+  EXPECT_THAT(run.orchestrator.student.client.base_url, ElementsAre("http://127.0.0.1:9001/v1", "http://127.0.0.1:9002/v1"));
+  EXPECT_EQ(run.orchestrator.prefill.non_cached_tokens, 4);
+  EXPECT_EQ(std::get<SingleNodeDeployment>(*run.deployment).num_infer_gpus, 3);
+  const std::string colocated = kRlLine + "--deployment.type colocated --inference.deployment.type disaggregated ";
+  EXPECT_THAT(error_of<RlConfig>(colocated), HasSubstr("colocated has one engine"));
+  const std::string nodes = kRlLine + "--deployment.type multi_node --inference.deployment.type disaggregated ";
+  EXPECT_THAT(error_of<RlConfig>(nodes), HasSubstr("inference.kv_transfer.api_key: is needed"));
+  EXPECT_THAT(error_of<RlConfig>(nodes + "--inference.kv-transfer.api-key k --deployment.num-infer-nodes 3"),
+              HasSubstr("is 3, but inference.deployment has 1 prefill and 1 decode nodes"));
 }
 
 }  // namespace

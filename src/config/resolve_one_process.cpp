@@ -33,6 +33,8 @@ constexpr Inert kInertOrchestrator[] = {
     {"student.client.headers_from_env", kNoClient},
     {"student.client.skip_model_check", kNoClient},
     {"student.client.admin_base_url", kNoClient},
+    {"prefill.base_url", kNoClient},
+    {"prefill.non_cached_tokens", kNoClient},
     {"student.model.lora.name", "in one process the adapter is part of the policy, which has the model's name"},
     {"log.level", kOneLog},
     {"log.json_logging", kOneLog},

@@ -310,13 +310,23 @@ void choose_nodes(RlConfig& config, MultiNodeDeployment& nodes, const Check& che
   if (!config.inference && num_infer > 0)
     check.problem("deployment.num_infer_nodes", "needs an [inference] section, which says what they run");
   nodes.num_infer_nodes = num_infer;
+  if (const auto* split = config.inference ? std::get_if<InferenceDisaggregated>(&config.inference->deployment) : nullptr) {
+    if (num_infer != num_nodes_of(*split) && check.is_set("deployment.num_infer_nodes"))
+      check.problem("deployment.num_infer_nodes", fmt::format("is {}, but inference.deployment has {} prefill and {} decode nodes",
+                                                              num_infer, num_prefill_nodes(*split), num_decode_nodes(*split)));
+    nodes.num_infer_nodes = num_nodes_of(*split);
+    const ServerConfig& server = config.inference->server;
+    if (!config.inference->kv_transfer.api_key && !server.admin_api_key && !server.api_key)
+      check.problem("inference.kv_transfer.api_key",
+                    "is needed, or inference.server.api_key: engines of several nodes show it to each other");
+  }
   detail::choose_copies(config.trainer.model, "trainer.", nodes.num_train_nodes, nodes.nodes_per_fsdp_group, check);
   if (!config.inference) return;
   InferenceConfig& inference = *config.inference;
   const int tp = inference.parallel.tp;
   if (nodes.gpus_per_node % tp != 0)
     check.problem("inference.parallel.tp", fmt::format("is {}, which does not divide the {} GPUs of a node", tp, nodes.gpus_per_node));
-  const int wanted = num_infer * num_engines_on(inference, nodes.gpus_per_node);
+  const int wanted = *nodes.num_infer_nodes * num_engines_on(inference, nodes.gpus_per_node);
   if (check.is_set("inference.parallel.dp") && inference.parallel.dp != wanted)
     check.problem("inference.parallel.dp", fmt::format("is {}, but {} nodes with {} GPUs each have {} engines", inference.parallel.dp,
                                                        num_infer, nodes.gpus_per_node, wanted));
@@ -329,7 +339,11 @@ void choose_engines(RlConfig& config, const Check& check) {
   if (!config.inference) return;
   InferenceConfig& inference = *config.inference;
   if (std::holds_alternative<ColocatedDeployment>(*config.deployment)) {
-    if (num_engines(inference) > 1)
+    if (std::holds_alternative<InferenceDisaggregated>(inference.deployment))
+      check.problem("inference.deployment.type", "colocated has one engine, in the trainer's process; use deployment.type single_node");
+    else if (inference.use_pd_kv_transfer)
+      check.problem("inference.use_pd_kv_transfer", "colocated has one engine, which nobody else asks; use deployment.type single_node");
+    else if (num_engines(inference) > 1)
       check.problem("inference.parallel.dp", "colocated has one engine, in the trainer's process; use deployment.type single_node");
     if (inference.parallel.tp > 1)
       check.problem("inference.parallel.tp", "colocated has one engine, on the trainer's device; use deployment.type single_node");
@@ -351,8 +365,13 @@ void choose_engines(RlConfig& config, const Check& check) {
   } else {
     node->num_infer_gpus = tp;
   }
-  const int wanted = std::max(num_engines(inference), num_engines_on(inference, node->num_infer_gpus));
-  if (tp > 1) node->num_infer_gpus = wanted * tp;
+  const auto* split = std::get_if<InferenceDisaggregated>(&inference.deployment);
+  const int wanted =
+      split != nullptr ? num_nodes_of(*split) : std::max(num_engines(inference), num_engines_on(inference, node->num_infer_gpus));
+  if (split != nullptr && (check.is_set("deployment.num_infer_gpus") || config.inference_gpu_ids) && node->num_infer_gpus != wanted * tp)
+    check.problem("deployment.num_infer_gpus", fmt::format("is {}, but {} prefill and {} decode engines of {} GPUs each are wanted",
+                                                           node->num_infer_gpus, num_prefill_nodes(*split), num_decode_nodes(*split), tp));
+  if (tp > 1 || split != nullptr) node->num_infer_gpus = wanted * tp;
   if (check.is_set("inference.parallel.dp") && inference.parallel.dp != wanted)
     check.problem("inference.parallel.dp", fmt::format("is {}, but {} engines follow from the other keys", inference.parallel.dp, wanted));
   inference.parallel.dp = inference.api_server_count = wanted;
@@ -441,10 +460,16 @@ void connect_client(RlConfig& config, const Check& check) {
   if (!check.is_set("orchestrator.student.client.base_url")) {
     urls.clear();
     const bool has_processes = std::holds_alternative<SingleNodeDeployment>(*config.deployment);
-    for (int i = 0; i < (has_processes ? num_engines(*config.inference) : 1); ++i)
-      urls.push_back(detail::local_url(server.host, server.port + i));
-    if (server.port + static_cast<int>(urls.size()) - 1 > 65535)
-      check.problem("inference.server.port", fmt::format("leaves no ports for {} engines, which take those that follow", urls.size()));
+    const auto* split = std::get_if<InferenceDisaggregated>(&config.inference->deployment);
+    if (split != nullptr) {
+      config.orchestrator.prefill.base_url.clear();
+      config.orchestrator.prefill.non_cached_tokens = split->non_cached_tokens;
+    }
+    const int num_prefill = split != nullptr ? num_prefill_nodes(*split) : 0, num = has_processes ? num_engines(*config.inference) : 1;
+    for (int i = 0; i < num; ++i)
+      (i < num_prefill ? config.orchestrator.prefill.base_url : urls).push_back(detail::local_url(server.host, server.port + i));
+    if (server.port + num - 1 > 65535)
+      check.problem("inference.server.port", fmt::format("leaves no ports for {} engines, which take those that follow", num));
   } else if (!urls.empty() && detail::url_port(urls.front()) != server.port) {
     check.problem(
         "orchestrator.student.client.base_url",
@@ -489,9 +514,6 @@ void check_models(RlConfig& config, const Check& check) {
   if (config.trainer.data.recorded) check.problem("trainer.data.recorded", "trains without an orchestrator: `prl replay RUN` does it");
   if (config.trainer.enable_router_replay && config.inference) {
     if (!check.is_set("inference.enable_return_routed_experts")) config.inference->enable_return_routed_experts = true;
-    if (config.inference->kv_cache_offload)
-      check.problem("inference.kv_cache_offload",
-                    "cannot be combined with trainer.enable_router_replay: the experts of a block's tokens stay behind");
     if (!config.inference->enable_return_routed_experts)
       check.problem("inference.enable_return_routed_experts",
                     "must be on for trainer.enable_router_replay: it trains with what servers tell");

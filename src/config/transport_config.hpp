@@ -147,6 +147,19 @@ struct RoutingConfig {
   }
 };
 
+/// Engines that compute prompts for others.
+struct PrefillConfig {
+  std::vector<std::string> base_url;
+  int non_cached_tokens = 16;
+  template <class V>
+  void visit(V& v) {
+    v.field("base_url", base_url, "Addresses of engines that compute long prompts for the others; they take weight updates, too");
+    v.field("non_cached_tokens", non_cached_tokens,
+            "Tokens of a prompt outside an engine's prefix cache that it computes itself; with more, one of base_url does",
+            {.unit = "tokens", .min = 0});
+  }
+};
+
 struct ClientConfig {
   std::vector<std::string> base_url = {"http://localhost:8000/v1"};
   std::string api_key_var = "VLLM_API_KEY";

@@ -140,6 +140,9 @@ EngineCore::EngineCore(const CoreOptions& options, std::unique_ptr<ModelRunner> 
       runner_(std::move(runner)),
       drafts_(std::move(drafts)) {
   PRL_CHECK(options.scheduler.drafts.has_model == (drafts_ != nullptr), "drafts of a model, and no model, or the other way round");
+  if (host_ != nullptr && runner_->block_memory() != nullptr)
+    kv_ = std::make_unique<KvKeys>(std::make_unique<BlockExchange>(pool_, *host_, disk_.get(), *runner_->block_memory()), scheduler_,
+                                   *runner_, *adapters_, [this] { deliver(); });
   if (const auto weights = runner_->weights()) version_ = weights->version;
   scheduler_.change_weights(version_);
 }
@@ -156,6 +159,7 @@ void EngineCore::add(RequestId id, ResolvedRequest resolved, EventSink sink) {
   request.sink = std::move(sink);
   request.event.id = id;
   request.event.delta.request_id = fmt::format("{}", id.value);
+  if (kv_ != nullptr && request.resolved.kv_key != 0) request.brought = kv_->exchange().adopt(request.resolved.kv_key);
   if (wire::as_slow(request.resolved.sampling.token_rule) != nullptr) ++num_ruled_;
   Sequence& sequence = request.sequence;
   sequence.request_id = id;
@@ -307,6 +311,7 @@ bool EngineCore::accept(const PlanRow& row, StepOutput::Row& output) {
   Sequence& sequence = *row.sequence;
   if (sequence.state == SequenceState::kFinished) return false;  // by the step before, or by a sink that threw
   CoreRequest& request = request_of(sequence);
+  release_tail_first(request.brought);  // its blocks are its own now
   News news{.request = &request, .output = &output};
   if (!output.error.empty() && output.num_good == 0) {
     // Whatever made this row useless may sit in blocks that others would find.
@@ -421,6 +426,7 @@ WeightProof EngineCore::update_weights(nn::WeightsPtr weights) {
     throw;
   }
   version_ = version;
+  if (kv_ != nullptr) kv_->set_checksum(proof.checksum);
   scheduler_.change_weights(version);
   return proof;
 }
@@ -448,6 +454,7 @@ EngineStats EngineCore::stats() const {
     stats.num_disk_blocks_used = disk_->num_cached();
     stats.disk = disk_->stats();
   }
+  stats.num_failures_in_a_row = num_failures_in_a_row_;
   stats.version = version_;
   return stats;
 }

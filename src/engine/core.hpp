@@ -13,6 +13,7 @@
 #include "engine/core_request.hpp"
 #include "engine/draft_model.hpp"
 #include "engine/engine.hpp"
+#include "engine/kv_keys.hpp"
 #include "engine/model_runner.hpp"
 #include "engine/scheduler.hpp"
 #include "engine/steps_under_way.hpp"
@@ -64,10 +65,10 @@ class EngineCore {
   bool waits_for_rules() const noexcept { return waits_for_rules_; }
   /// True if there is nothing to compute; requests of paused tenants may be there.
   bool is_idle() const noexcept { return !scheduler_.has_work() && steps_.size() == 0; }
-  /// Steps that failed since the last one that did not.
-  int num_failures_in_a_row() const noexcept { return num_failures_in_a_row_; }
   EngineStats stats() const;
   Scheduler& scheduler() noexcept { return scheduler_; }
+  /// Blocks that go to other engines and come from them; nullptr without host memory for blocks.
+  KvKeys* kv() noexcept { return kv_.get(); }
   /// Requests that ended since the last call.
   std::vector<RequestId> take_ended();
 
@@ -105,6 +106,7 @@ class EngineCore {
   TenantSet tenants_;
   std::unique_ptr<ModelRunner> runner_;
   std::unique_ptr<DraftModel> drafts_;  ///< nullptr: none, or they are looked up
+  std::unique_ptr<KvKeys> kv_;  ///< nullptr: none
   StepsUnderWay steps_;
   std::optional<std::chrono::steady_clock::time_point>
       last_settled_;  ///< when the step before ended; none if there was nothing to do since

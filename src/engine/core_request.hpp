@@ -15,7 +15,8 @@ struct CoreRequest {
   EventSink sink;
   StepEvent event;
   Sequence sequence;
-  wire::RoutedExperts routes;  ///< taken when it ends, while its blocks are there
+  wire::RoutedExperts routes;       ///< taken when it ends, while its blocks are there
+  std::vector<BlockLease> brought;  ///< blocks of its prompt that came from another engine, until it has begun
   bool is_sink_broken = false;
 
   /// Clears the event and fills in what every event says. `version`: the weights in use.

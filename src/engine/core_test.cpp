@@ -134,9 +134,9 @@ TEST(EngineCore, AFailingStepEndsItsRequestsOnly) {
     fail(ErrorCode::kInternal, "made to fail");
   };
   EXPECT_TRUE(world.core->step());
-  EXPECT_EQ(world.core->num_failures_in_a_row(), 1);
+  EXPECT_EQ(world.core->stats().num_failures_in_a_row, 1);
   world.drain();
-  EXPECT_EQ(world.core->num_failures_in_a_row(), 0);
+  EXPECT_EQ(world.core->stats().num_failures_in_a_row, 0);
   EXPECT_EQ(victim->output.finish_reason, FinishReason::kError);
   EXPECT_EQ(victim->output.error, "made to fail");
   EXPECT_EQ(survivor->output.token_ids, expected_output(request, 1, PolicyVersion{0}, kVocab));
@@ -422,7 +422,7 @@ TEST(EngineCore, AStepThatCannotBeQueuedAheadIsMadeAnew) {
   };
   world.drain();
   EXPECT_EQ(got->output.token_ids, expected_output(request_of({1, 2, 3}, 12), 1, PolicyVersion{0}, kVocab));
-  EXPECT_EQ(world.core->num_failures_in_a_row(), 0);
+  EXPECT_EQ(world.core->stats().num_failures_in_a_row, 0);
 }
 
 TEST(EngineCore, WhatAStepAheadWasToSaveIsForgottenIfItFails) {

@@ -318,6 +318,20 @@ std::vector<TenantStats> Engine::tenants(std::chrono::milliseconds timeout) {
   return call<std::vector<TenantStats>>("list its tenants", timeout, [this] { return core_->tenants().stats(); });
 }
 
+void Engine::visit(const char* what, std::chrono::milliseconds timeout, std::function<void(EngineCore&)> work) {
+  if (timeout.count() > 0) return call<void>(what, timeout, [this, work = std::move(work)] { work(*core_); });
+  const std::lock_guard lock(mutex_);
+  if (is_stopping_) fail(ErrorCode::kUnavailable, "cannot {}: the engine has shut down", what);
+  commands_.push_back([this, what, work = std::move(work)] {
+    try {
+      work(*core_);
+    } catch (const std::exception& error) {
+      log::error("the engine could not {}: {}", what, error.what());
+    }
+  });
+  wake_.notify_one();
+}
+
 void Engine::pause(std::chrono::milliseconds timeout) {
   {
     std::lock_guard lock(mutex_);
@@ -392,14 +406,13 @@ bool Engine::wait_for_work() {
   return true;
 }
 
-void Engine::run_commands() {
-  // Before a step: an order of another thread never waits for more than the step in progress.
-  for (Command& command : batch_) command();
-  batch_.clear();
-}
-
 void Engine::run() {
   StepSpans step_spans(stats_);
+  // Before a step: an order of another thread never waits for more than the step in progress.
+  const auto run_commands = [this] {
+    for (Command& command : batch_) command();
+    batch_.clear();
+  };
   try {
     while (wait_for_work()) {
       run_commands();
@@ -411,11 +424,11 @@ void Engine::run() {
       const Clock::time_point begin = Clock::now();
       const bool has_stepped = !is_paused && core_->step();
       if (is_paused) core_->deliver();
-      publish();
+      const int num_failures = publish();
       // Other threads count what waits, nothing else: the rest is this thread's own.
       if (has_stepped && spans::is_on(spans::Detail::kCoarse)) step_spans.add(begin, stats());
-      if (core_->num_failures_in_a_row() >= kMaxFailuresInARow) {
-        fail_engine(fmt::format("{} steps in a row failed", core_->num_failures_in_a_row()));
+      if (num_failures >= kMaxFailuresInARow) {
+        fail_engine(fmt::format("{} steps in a row failed", num_failures));
         break;
       }
     }
@@ -446,13 +459,14 @@ void Engine::fail_engine(const std::string& reason) {
   is_stopping_ = true;
 }
 
-void Engine::publish() {
+int Engine::publish() {
   EngineStats stats = core_->stats();
   const std::vector<RequestId> ended = core_->take_ended();
   std::lock_guard lock(mutex_);
   stats.is_paused = is_paused_;
   stats_ = stats;
   for (const RequestId id : ended) open_.erase(id);
+  return stats.num_failures_in_a_row;
 }
 
 }  // namespace prl::engine

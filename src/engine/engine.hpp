@@ -91,6 +91,7 @@ struct EngineStats {
   std::int64_t block_size = 0;
   std::int64_t max_num_seqs = 0, max_model_len = 0;
   bool is_paused = false;
+  int num_failures_in_a_row = 0;  ///< steps that failed since the last one that did not
   PolicyVersion version;
 };
 
@@ -141,6 +142,10 @@ class Engine {
   std::vector<TenantStats> tenants(std::chrono::milliseconds timeout);
   static constexpr std::size_t kMaxTenants = 1024;
 
+  /// Runs `work` on the engine's thread between two steps and waits for it, or with a `timeout` of 0 does not wait. What it refers to must
+  /// live as long as it may run, which may be after Error{kDeadline}. Error{kUnavailable} after shutdown.
+  void visit(const char* what, std::chrono::milliseconds timeout, std::function<void(EngineCore&)> work);
+
   /// Stops stepping; running requests are kept, new ones queue. Idempotent. Error{kDeadline} if the step in progress did
   /// not end in time; no other step follows it all the same.
   void pause(std::chrono::milliseconds timeout);
@@ -166,8 +171,8 @@ class Engine {
   void run();
   /// False when it is time to end.
   bool wait_for_work();
-  void run_commands();
-  void publish();
+  /// Steps that failed in a row.
+  int publish();
   void fail_engine(const std::string& reason);
 
   const EngineOptions options_;

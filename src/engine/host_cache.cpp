@@ -9,14 +9,18 @@ namespace prl::engine {
 
 HostCache::HostCache(std::shared_ptr<HostLink> link, const nn::KvCache& cache, std::int64_t num_layers, std::int64_t num_blocks)
     : link_(std::move(link)) {
+  const auto add = [&](void* data, std::size_t bytes_of_all) {
+    tensors_.push_back({static_cast<std::byte*>(data), bytes_of_all / static_cast<std::size_t>(cache.num_blocks())});
+    block_bytes_ += tensors_.back().bytes;
+  };
   for (std::int64_t i = 0; i < num_layers; ++i) {
     const ops::KvLayer layer = cache.layer(i);
-    for (const TensorView& tensor : {layer.k, layer.v}) {
-      tensors_.push_back(static_cast<std::byte*>(tensor.data));
-      piece_bytes_ = static_cast<std::size_t>(tensor.shape.num_elements() / cache.num_blocks()) * size_of(tensor.dtype);
-    }
+    for (const TensorView& tensor : {layer.k, layer.v})
+      if (tensor.data != nullptr) add(tensor.data, static_cast<std::size_t>(tensor.shape.num_elements()) * size_of(tensor.dtype));
   }
-  const std::size_t num_bytes = static_cast<std::size_t>(num_blocks) * tensors_.size() * piece_bytes_;
+  // A block that comes back from elsewhere tells the experts of its tokens, too.
+  if (const Tensor& log = cache.route_log(); log.defined()) add(log.data(), log.num_bytes());
+  const std::size_t num_bytes = static_cast<std::size_t>(num_blocks) * block_bytes_;
   // What the system does not have it would hand out all the same, and end the process where it is touched.
   const std::size_t num_available = make_cpu_runtime()->bytes_available();
   if (num_bytes > num_available)
@@ -27,8 +31,7 @@ HostCache::HostCache(std::shared_ptr<HostLink> link, const nn::KvCache& cache, s
 }
 
 std::span<std::byte> HostCache::block(BlockId host) const noexcept {
-  const std::size_t bytes = tensors_.size() * piece_bytes_;
-  return {static_cast<std::byte*>(memory_.get()) + static_cast<std::size_t>(host.value) * bytes, bytes};
+  return {static_cast<std::byte*>(memory_.get()) + static_cast<std::size_t>(host.value) * block_bytes_, block_bytes_};
 }
 
 std::span<const HostCopy> HostCache::pieces_of(std::span<const BlockCopy> copies, bool to_host) {
@@ -36,10 +39,10 @@ std::span<const HostCopy> HostCache::pieces_of(std::span<const BlockCopy> copies
   for (const BlockCopy& copy : copies) {
     std::byte* host = block(copy.host).data();
     last_copied_[static_cast<std::size_t>(copy.host.value)] = num_steps_;
-    for (std::byte* tensor : tensors_) {
-      std::byte* const device = tensor + static_cast<std::size_t>(copy.device.value) * piece_bytes_;
-      pieces_.push_back(to_host ? HostCopy{host, device, piece_bytes_} : HostCopy{device, host, piece_bytes_});
-      host += piece_bytes_;
+    for (const Piece& piece : tensors_) {
+      std::byte* const device = piece.tensor + static_cast<std::size_t>(copy.device.value) * piece.bytes;
+      pieces_.push_back(to_host ? HostCopy{host, device, piece.bytes} : HostCopy{device, host, piece.bytes});
+      host += piece.bytes;
     }
   }
   return pieces_;
@@ -56,7 +59,7 @@ void HostCache::carry_out(const BlockCopies& copies) {
 }
 
 void HostCache::open_files(DiskStoreOptions options) {
-  options.block_bytes = tensors_.size() * piece_bytes_;
+  options.block_bytes = block_bytes_;
   disk_.emplace(std::move(options));
 }
 
@@ -67,6 +70,20 @@ void HostCache::wait_for(BlockId host) {
   const Step& step = steps_[number % steps_.size()];
   link_->wait(step.saved);
   link_->wait(step.restored);
+}
+
+void HostCache::fetch(std::span<const BlockCopy> copies) {
+  for (const BlockCopy& copy : copies) wait_for(copy.host);
+  Step& step = steps_[++num_steps_ % steps_.size()];
+  step = {};
+  if (copies.empty()) return;
+  step.saved = link_->to_host(pieces_of(copies, true));
+  link_->wait(step.saved);
+}
+
+void HostCache::add_parts(BlockId host, std::vector<std::span<std::byte>>& parts) {
+  wait_for(host);
+  parts.push_back(block(host));
 }
 
 bool HostCache::write(const DiskCopy& copy) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "engine/engine.hpp"
+#include "engine/kv/block_memory.hpp"
 #include "engine/kv/disk_blocks.hpp"
 #include "engine/step_plan.hpp"
 #include "nn/peft.hpp"
@@ -25,6 +26,8 @@ class ModelRunner {
   /// for; the old ones then stay.
   virtual void set_weights(nn::WeightsPtr weights) = 0;
   virtual nn::WeightsPtr weights() const = 0;
+  /// Which kernels compute, in words (ops::kernels_of).
+  virtual std::string kernels() const { return "scripted"; }
   /// Computed afresh from the weights in use at each call.
   virtual WeightProof prove() = 0;
 
@@ -34,6 +37,8 @@ class ModelRunner {
 
   /// Files for blocks of host memory, if the runner was made with them. They live as long as it.
   virtual BlockFiles* block_files() { return nullptr; }
+  /// Blocks of host memory, if the runner was made with them. They live as long as it.
+  virtual BlockMemory* block_memory() { return nullptr; }
 
   // Runners without adapters leave these as they are.
   /// An adapter ready to compute with on the runner's device. Error{kOutOfMemory}.

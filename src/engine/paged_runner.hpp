@@ -37,9 +37,11 @@ class PagedRunner final : public ModelRunner {
   bool works_beside_host() const override { return runtime_->stream() != nullptr; }
   void set_weights(nn::WeightsPtr weights) override;
   nn::WeightsPtr weights() const override { return weights_; }
+  std::string kernels() const override { return ops::kernels_of(*runtime_); }
   WeightProof prove() override { return prove_with(weights_->adapter); }
   wire::RoutedExperts routes_of(std::span<const BlockLease> blocks, std::int64_t begin, std::int64_t end) override;
   BlockFiles* block_files() override { return host_ && host_->has_files() ? &*host_ : nullptr; }
+  BlockMemory* block_memory() override { return host_ ? &*host_ : nullptr; }
   nn::AdapterPtr make_adapter(const nn::StoredAdapter& stored) override;
   WeightProof prove_with(const nn::AdapterPtr& adapter) override;
   /// WeightProof::probe_logprobs of the weights in use with that adapter.

@@ -157,6 +157,7 @@ ResolvedRequest resolve_request(wire::GenerateRequest request, const EngineOptio
   resolved.seed = s.seed.value_or(0);
   resolved.cache_salt = std::move(request.cache_salt);
   resolved.priority = request.priority;
+  resolved.kv_key = request.kv_key;
   const bool has_penalties = s.repetition_penalty != 1.0f || s.presence_penalty != 0.0f || s.frequency_penalty != 0.0f;
   resolved.edits_logits =
       has_penalties || !s.logit_bias.empty() || !s.allowed_token_ids.empty() || !s.bad_sequences.empty() || s.token_rule != nullptr;

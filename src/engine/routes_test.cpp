@@ -119,6 +119,22 @@ class Routes : public ::testing::TestWithParam<RoutesCase> {
   nn::WeightsPtr weights_;
 };
 
+TEST_P(Routes, BlocksThatComeBackFromHostMemoryBringTheirExperts) {
+  if (!config_.linear.layers.empty()) GTEST_SKIP() << "no blocks in host memory";
+  const auto all = requests();
+  const auto wanted = run(*engine(), all);
+  EngineOptions options;
+  options.num_blocks = 17;  // of 256 tokens and one more: each prompt takes the places of others
+  options.num_host_blocks = 200;
+  const auto small = engine(options);
+  for (int round = 0; round < 2; ++round)
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      SCOPED_TRACE(fmt::format("round {}, request {}", round, i));
+      EXPECT_EQ(run(*small, {all[i]}).front().routed_experts.ids, wanted[i].routed_experts.ids);
+    }
+  EXPECT_GT(small->stats().num_blocks_restored, 0);
+}
+
 TEST_P(Routes, TheTrainerComputesWithTheLoggedExpertsAsWithItsOwn) {
   const auto all = requests();
   const auto outputs = run(*engine(), all);

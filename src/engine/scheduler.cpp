@@ -245,8 +245,7 @@ std::int64_t Scheduler::hold_back(StepPlan& plan, Sequence& sequence, std::int64
 bool Scheduler::take_prefix(Sequence& sequence) {
   const ResolvedRequest& request = *sequence.request;
   sequence.kv_adapter = request.adapter_key();
-  const BlockHash root =
-      root_hash({.epoch = epoch_, .version = version_, .adapter = sequence.kv_adapter, .cache_salt = request.cache_salt});
+  const BlockHash root = root_of(sequence.kv_adapter, request.cache_salt);
   sequence.last_hash = root;
   sequence.num_hashed_blocks = 0;
   // Prompt log-probabilities come from computing every prompt token.

@@ -72,6 +72,10 @@ class Scheduler {
   void accept(const PlanRow& row, std::int64_t num_tokens);
   /// New weights: invalidates the prefix cache. Running sequences keep their blocks but publish no more of them.
   void change_weights(PolicyVersion version);
+  /// The hash before the first block of sequences with that adapter and salt that begin now.
+  BlockHash root_of(const AdapterKey& adapter, std::string_view cache_salt) const noexcept {
+    return root_hash({.epoch = epoch_, .version = version_, .adapter = adapter, .cache_salt = cache_salt});
+  }
   /// Invalidates the prefix cache, for instance because a step failed and its blocks may hold anything.
   void reset_prefix_cache();
   /// The step of the last plan was not begun, so that its copies may have been carried out or not: running sequences that need them start

@@ -31,6 +31,7 @@ struct ResolvedRequest {
 
   AdapterKey adapter_key() const noexcept { return served != nullptr ? served->key() : adapter; }
   std::int32_t priority = 0;
+  std::uint64_t kv_key = 0;   ///< BlockExchange's, of what was brought for it; 0: nothing
   bool edits_logits = false;  ///< penalties, bias, bad sequences or a token rule change the logits before sampling
   /// Which tokens may come depends on each one before: the next step cannot be queued before this one's token is known.
   bool needs_every_token = false;

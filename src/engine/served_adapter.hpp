@@ -14,6 +14,7 @@ namespace prl::engine {
 struct AdapterWeights {
   nn::AdapterPtr ready;         ///< nullptr: to be made of `stored` when it is first used
   nn::StoredAdapterPtr stored;  ///< nullptr: `ready` stays
+  std::uint64_t hash = 0;       ///< of its values; 0: not known
 };
 
 /// An adapter that requests may name. Who holds it may go on with it after its name is gone. `name` and `id` never change; the rest is the

@@ -68,6 +68,29 @@ class ShardedRunner::Files final : public BlockFiles {
   ShardedRunner& owner_;
 };
 
+/// A block is the parts of all devices, one behind the other.
+class ShardedRunner::Memory final : public BlockMemory {
+ public:
+  explicit Memory(ShardedRunner& owner) : owner_(owner) {}
+
+  std::size_t block_bytes() const override {
+    std::size_t bytes = 0;
+    for (const auto& runner : owner_.runners_) bytes += runner->block_memory()->block_bytes();
+    return bytes;
+  }
+  void fetch(std::span<const BlockCopy> copies) override {
+    owner_.on_all([&](std::size_t rank) { owner_.runners_[rank]->block_memory()->fetch(copies); });
+  }
+  void add_parts(BlockId host, std::vector<std::span<std::byte>>& parts) override {
+    std::vector<std::vector<std::span<std::byte>>> of_ranks(owner_.runners_.size());
+    owner_.on_all([&](std::size_t rank) { owner_.runners_[rank]->block_memory()->add_parts(host, of_ranks[rank]); });
+    for (const auto& own : of_ranks) parts.insert(parts.end(), own.begin(), own.end());
+  }
+
+ private:
+  ShardedRunner& owner_;
+};
+
 ShardedRunner::ShardedRunner(const std::shared_ptr<DeviceRuntime>& first, const EngineOptions& options, nn::WeightsPtr weights) {
   const std::vector<std::shared_ptr<DeviceRuntime>> devices = devices_of(first, weights);
   group_ = ops::make_shard_group(devices, gathered_bytes(options, weights->config, weights->compute));
@@ -84,6 +107,7 @@ ShardedRunner::ShardedRunner(const std::shared_ptr<DeviceRuntime>& first, const 
     outputs_.emplace_back(2);
   }
   if (options.num_disk_blocks > 0) files_ = std::make_unique<Files>(*this);
+  if (options.num_host_blocks > 0) memory_ = std::make_unique<Memory>(*this);
   for (std::size_t rank = 1; rank < devices.size(); ++rank) threads_.emplace_back([this, rank] { serve(rank); });
 }
 

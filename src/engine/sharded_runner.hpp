@@ -29,11 +29,13 @@ class ShardedRunner final : public ModelRunner {
   bool works_beside_host() const override { return runners_.front()->works_beside_host(); }
   void set_weights(nn::WeightsPtr weights) override;
   nn::WeightsPtr weights() const override { return runners_.front()->weights(); }
+  std::string kernels() const override { return runners_.front()->kernels(); }
   WeightProof prove() override { return prove_with(weights()->adapter); }
   wire::RoutedExperts routes_of(std::span<const BlockLease> blocks, std::int64_t begin, std::int64_t end) override {
     return runners_.front()->routes_of(blocks, begin, end);
   }
   BlockFiles* block_files() override { return files_.get(); }
+  BlockMemory* block_memory() override { return memory_.get(); }
   nn::AdapterPtr make_adapter(const nn::StoredAdapter& stored) override;
   WeightProof prove_with(const nn::AdapterPtr& adapter) override;
 
@@ -42,6 +44,7 @@ class ShardedRunner final : public ModelRunner {
 
  private:
   class Files;
+  class Memory;
   /// work(rank) of each rank, of rank 0 here. Throws the first error; the others of a step that failed on one are ended.
   void on_all(const std::function<void(std::size_t rank)>& work);
   void run(std::size_t rank, const std::function<void(std::size_t rank)>& work);
@@ -51,6 +54,7 @@ class ShardedRunner final : public ModelRunner {
   std::mutex sequences_;
   std::vector<std::unique_ptr<PagedRunner>> runners_;
   std::unique_ptr<BlockFiles> files_;             ///< the parts that all ranks have; nullptr: none
+  std::unique_ptr<BlockMemory> memory_;           ///< the same in host memory
   std::vector<std::vector<StepOutput>> outputs_;  ///< of the other ranks, which are dropped: two steps take turns
   std::size_t num_begun_ = 0, num_finished_ = 0;
   std::string failure_;  ///< why no step can be begun any more: some ranks have begun one that others have not

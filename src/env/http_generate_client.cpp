@@ -17,6 +17,9 @@ namespace {
 
 namespace json = boost::json;
 
+/// How a server answers that leaves a prompt to another engine.
+constexpr int kNeedsPrefill = 412;
+
 json::object sampling_json(const wire::SamplingParams& sampling) {
   json::object object;
   object["temperature"] = sampling.temperature;
@@ -93,6 +96,10 @@ wire::GenerateOutput parse_output(const json::object& body) {
   wire::GenerateOutput output;
   if (const json::value* id = body.if_contains("request_id"); id != nullptr && id->is_string())
     output.request_id = std::string(id->get_string());
+  if (const json::value* params = body.if_contains("kv_transfer_params"); params != nullptr && params->is_object()) {
+    output.kv_transfer_params = text::to_json_text(*params);
+    return output;
+  }
   const json::object& choice = body.at("choices").as_array().at(0).as_object();
   for (const json::value& id : choice.at("token_ids").as_array())
     output.token_ids.push_back(static_cast<std::int32_t>(id.to_number<std::int64_t>()));
@@ -137,6 +144,11 @@ class HttpGenerateClient final : public GenerateClient {
     call.body = body_of(request);
     auto calling = client_->call(std::move(call));
     const net::HttpReply reply = co_await std::move(calling);
+    if (reply.status == kNeedsPrefill && !request.kv_transfer_params.empty()) {
+      wire::GenerateOutput output;
+      output.needs_prefill = true;
+      co_return output;
+    }
     reply.raise_for_status(root_ + "/inference/v1/generate");
     co_return parse(reply);
   }
@@ -159,6 +171,7 @@ class HttpGenerateClient final : public GenerateClient {
     body["sampling_params"] = sampling_json(request.sampling);
     if (!request.cache_salt.empty()) body["cache_salt"] = request.cache_salt;
     if (request.priority != 0) body["priority"] = request.priority;
+    if (!request.kv_transfer_params.empty()) body["kv_transfer_params"] = text::parse_json(request.kv_transfer_params, text::kJsonDepth);
     return text::to_json_text(body);
   }
 

@@ -236,6 +236,10 @@ BatchJob batch_job(const config::InferenceConfig& config) {
     job.num_nodes = nodes->num_nodes;
     job.num_gpus = uses_gpu(config.compute) ? nodes->gpus_per_node : 0;
   }
+  if (const auto* nodes = std::get_if<config::InferenceDisaggregated>(&config.deployment)) {
+    job.num_nodes = config::num_nodes_of(*nodes);
+    job.num_gpus = uses_gpu(config.compute) ? nodes->gpus_per_node : 0;
+  }
   job.secrets = config::secrets_of(config);
   return job;
 }

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 
+#include "base/files.hpp"
 #include "base/log.hpp"
 #include "config/text_format.hpp"
 #include "engine/memory.hpp"
@@ -34,7 +36,8 @@ std::int64_t num_blocks_of(std::string_view key, std::int64_t num_bytes, std::in
 void set_kv_offload(engine::EngineOptions& options, const config::InferenceConfig& config, std::int64_t block_bytes) {
   // What is known of a block in a file takes host memory: with the small blocks of small models less of the disk is used.
   constexpr std::int64_t kMostInFiles = std::int64_t{1} << 22;
-  options.num_host_blocks = num_blocks_of("kv_cache_offload.cpu.num_bytes", kv_offload_bytes(config), options.block_size, block_bytes);
+  options.num_host_blocks = num_blocks_of(config.kv_cache_offload ? "kv_cache_offload.cpu.num_bytes" : "kv_transfer.num_bytes",
+                                          kv_offload_bytes(config), options.block_size, block_bytes);
   const auto* native = config.kv_cache_offload ? std::get_if<config::NativeKvOffloadConfig>(&*config.kv_cache_offload) : nullptr;
   if (native == nullptr || !native->disk) return;
   const config::KvOffloadDiskConfig& disk = *native->disk;
@@ -88,9 +91,10 @@ std::optional<nn::ModelConfig> draft_model_config(const config::InferenceConfig&
 }
 
 std::int64_t kv_offload_bytes(const config::InferenceConfig& config) {
-  if (!config.kv_cache_offload) return 0;
+  const std::int64_t on_its_way = config.use_pd_kv_transfer ? config.kv_transfer.num_bytes : 0;
+  if (!config.kv_cache_offload) return on_its_way;
   const auto* native = std::get_if<config::NativeKvOffloadConfig>(&*config.kv_cache_offload);
-  return native != nullptr ? native->cpu.num_bytes : 0;
+  return std::max(on_its_way, native != nullptr ? native->cpu.num_bytes : 0);
 }
 
 engine::EngineOptions engine_options(const config::InferenceConfig& config, const nn::ModelConfig& model, const DeviceRuntime& runtime) {
@@ -118,7 +122,9 @@ engine::EngineOptions engine_options(const config::InferenceConfig& config, cons
   options.num_threads = config.compute.num_threads;
   const DType dtype = compute_dtype(config.model.dtype, runtime.device().kind);
   std::size_t per_block = nn::KvCache::bytes_per_block(nn::config_of_shard(model, config.parallel.tp), dtype, options.block_size);
-  set_kv_offload(options, config, static_cast<std::int64_t>(per_block) * config.parallel.tp);
+  const std::size_t of_routes =
+      options.logs_routes && model.num_experts > 0 ? nn::KvCache::route_bytes_per_block(model, options.block_size) : 0;
+  set_kv_offload(options, config, static_cast<std::int64_t>(per_block) * config.parallel.tp + static_cast<std::int64_t>(of_routes));
   if (const auto drafts = draft_model_config(config)) per_block += nn::KvCache::bytes_per_block(*drafts, dtype, options.block_size);
   if (config.kv.num_blocks) {
     options.num_blocks = *config.kv.num_blocks;
@@ -233,8 +239,10 @@ engine::AdapterWeights EngineHost::load_adapter(const nn::PeftSource& source, st
   nn::StoredAdapterPtr stored = nn::read_peft_adapter(model_, source, adapter_dtype_, *load_session_->context().pool, limits);
   warn_of_other_base(*stored, source);
   // A GPU gets it when a request names it; in host memory it is ready at once.
-  if (runtime_->device().kind == DeviceKind::kCuda) return {nullptr, std::move(stored)};
-  return {nn::pack_adapter(contexts(), model_, *stored), nullptr};
+  std::uint64_t hash = 1;
+  for (const std::vector<float>& block : stored->blocks) hash = hash_bytes(std::as_bytes(std::span(block)), hash);
+  if (runtime_->device().kind == DeviceKind::kCuda) return {nullptr, std::move(stored), hash};
+  return {nn::pack_adapter(contexts(), model_, *stored), nullptr, hash};
 }
 
 nn::BaseIdentity EngineHost::identity_of(const nn::WeightsPtr& weights) {

@@ -30,7 +30,8 @@ std::int64_t context_length(const config::InferenceConfig& config, const nn::Mod
 std::int64_t largest_lora_rank(const config::InferenceConfig& config);
 /// Of the model that draws the drafts; nullopt if none does.
 std::optional<nn::ModelConfig> draft_model_config(const config::InferenceConfig& config);
-/// Host memory that an engine has for key-value blocks of all its devices, in bytes; 0 without kv_cache_offload.
+/// Host memory that an engine has for key-value blocks of all its devices, in bytes: of kv_cache_offload, or for blocks on their way to
+/// and from other engines, whichever is more. 0: none.
 std::int64_t kv_offload_bytes(const config::InferenceConfig& config);
 /// Error{kInvalidArgument} naming the key if kv_offload_bytes() is less than a block. Where kv.num_blocks is not set, the cache takes an
 /// eighth of the free memory at most; on a GPU a memory plan has set it.

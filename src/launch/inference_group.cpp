@@ -51,6 +51,14 @@ struct GroupPlace {
   std::string host = "127.0.0.1";  ///< where the engines listen
   bool is_head = true;             ///< has the router
   std::string store;               ///< where nodes tell their engines; empty: there is one node
+  std::optional<EnginePools> pools = {};
+
+  int port_of(const config::InferenceConfig& config, int local) const {
+    return pools ? pools->port_of(first + local, local) : config.backend_port + local;
+  }
+  router::EngineRole role_of(int number) const {
+    return pools && pools->is_prefill(number) ? router::EngineRole::kPrefill : router::EngineRole::kAll;
+  }
 };
 
 std::string rpc_endpoint(const config::ParallelConfig& parallel) {
@@ -84,7 +92,7 @@ ChildSpec engine_of_group(const config::InferenceConfig& config, const GroupPlac
   child.argv = {fs::read_symlink("/proc/self/exe").string(), "inference", "@", (config.output_dir / "configs" / "inference.json").string()};
   const auto set = [&child](const char* flag, std::string value) { child.argv.insert(child.argv.end(), {flag, std::move(value)}); };
   set("--server.host", place.host);
-  set("--server.port", std::to_string(config.backend_port + local));
+  set("--server.port", std::to_string(place.port_of(config, local)));
   set("--parallel.dp", "1");
   set("--parallel.dp-local", "None");
   set("--parallel.dp-address", "None");
@@ -101,6 +109,7 @@ ChildSpec engine_of_group(const config::InferenceConfig& config, const GroupPlac
   child.must_finish = false;
   child.max_restarts = kMaxRestarts;
   child.ready_mark = kServingMark;
+  if (place.pools) place.pools->set_up(child, number, local);
   return child;
 }
 
@@ -138,7 +147,7 @@ void add_told_engines(const GroupPlace& place, router::Fleet& fleet, const std::
       const std::optional<std::string> url = store->get(engine_key(*it));
       if (url) {
         log::info("engine {} is at {}", *it, *url);
-        fleet.add(*url);
+        fleet.add(*url, place.role_of(*it));
       }
       it = url ? missing.erase(it) : std::next(it);
     }
@@ -149,10 +158,11 @@ void add_told_engines(const GroupPlace& place, router::Fleet& fleet, const std::
 }
 
 /// Tells the head's router the engines of this node, and asks for their end when the head is gone. A thread of its own.
-void tell_engines(const GroupPlace& place, int port, std::stop_source& end, const std::stop_token& stop) {
+void tell_engines(const config::InferenceConfig& config, const GroupPlace& place, std::stop_source& end, const std::stop_token& stop) {
   try {
     const auto store = comm::make_store(place.store, kEnginesTime);
-    for (int local = 0; local < place.num_here; ++local) store->set(engine_key(place.first + local), url_of(place.host, port + local));
+    for (int local = 0; local < place.num_here; ++local)
+      store->set(engine_key(place.first + local), url_of(place.host, place.port_of(config, local)));
     while (!stop.stop_requested()) {
       (void)store->get(engine_key(place.first));
       std::this_thread::sleep_for(kStorePoll);
@@ -169,7 +179,7 @@ int run_headless(const config::InferenceConfig& config, const GroupPlace& place,
   for (int local = 0; local < place.num_here; ++local) supervisor.start(engine_of_group(config, place, local));
   std::stop_source end;
   const std::stop_callback on_stop(stop, [&end] { end.request_stop(); });
-  const std::jthread telling([&](std::stop_token own) { tell_engines(place, config.backend_port, end, own); });
+  const std::jthread telling([&](std::stop_token own) { tell_engines(config, place, end, own); });
   log::success("engines {} to {} for the router at {}", place.first, place.first + place.num_here - 1, place.store);
   const auto failure = supervisor.run(end.get_token(), /*until_stopped=*/true);
   if (failure) log::error("inference: {}", *failure);
@@ -189,7 +199,7 @@ void place_engines(config::InferenceConfig& config, const NodePlace& place) {
   parallel.dp_address.reset();
   // Of its own: the nodes may share the folder, and a job that is started again reads the configuration that is there.
   config.output_dir /= fmt::format("node_{}", place.rank);
-  config.deployment = config::InferenceSingleNode{};
+  if (!std::holds_alternative<config::InferenceDisaggregated>(config.deployment)) config.deployment = config::InferenceSingleNode{};
   if (place.num_nodes == 1) return;
   const std::string& endpoint = *place.endpoint;
   const std::size_t colon = endpoint.rfind(':');
@@ -199,11 +209,21 @@ void place_engines(config::InferenceConfig& config, const NodePlace& place) {
   parallel.dp_rpc_port = std::atoi(endpoint.c_str() + colon + 1);
 }
 
-int run_inference_group(const config::InferenceConfig& config, std::stop_token stop, const std::string& engine_host) {
+int run_inference_group(const config::InferenceConfig& config, std::stop_token stop, const std::string& engine_host,
+                        std::optional<EnginePools> pools) {
   const int num_engines = config.parallel.dp;
-  const GroupPlace place = group_place(config, engine_host);
+  GroupPlace place = group_place(config, engine_host);
+  if (pools) {
+    const config::ServerConfig& server = config.server;
+    const bool has_key = config.kv_transfer.api_key || server.admin_api_key || server.api_key;
+    if (!has_key && !place.store.empty())
+      fail(ErrorCode::kInvalidArgument,
+           "kv_transfer.api_key: wanted a key that the engines of all nodes know, or server.api_key; found none");
+    if (!has_key) pools->kv_key = make_kv_key();
+    place.pools = std::move(pools);
+  }
   net::raise_fd_limit(2 * static_cast<std::uint64_t>(config.server.max_connections) + 512);
-  for (int i = 0; i < place.num_here; ++i) net::require_free_port(place.host, config.backend_port + i);
+  for (int i = 0; i < place.num_here; ++i) net::require_free_port(place.host, place.port_of(config, i));
   if (!place.is_head) return run_headless(config, place, stop);
   net::require_free_port(config.server.host, config.server.port);
   std::optional<comm::StoreServer> told;
@@ -217,6 +237,7 @@ int run_inference_group(const config::InferenceConfig& config, std::stop_token s
   router::FleetOptions fleet_options;
   if (const auto* wanted = config.router ? std::get_if<config::VllmRouterConfig>(&*config.router) : nullptr)
     fleet_options.router = router_options(*wanted);
+  if (place.pools) fleet_options.max_uncached_tokens = place.pools->deployment.non_cached_tokens;
   fleet_options.router.max_waiting = static_cast<std::size_t>(config.server.max_queued_requests) * static_cast<std::size_t>(num_engines);
   auto fleet = std::make_shared<router::Fleet>(io.executor(), client, fleet_options);
   const std::string admin_key = config.server.admin_api_key.value_or(config.server.api_key.value_or(""));
@@ -227,13 +248,14 @@ int run_inference_group(const config::InferenceConfig& config, std::stop_token s
   Supervisor supervisor;
   for (int local = 0; local < place.num_here; ++local) {
     supervisor.start(engine_of_group(config, place, local));
-    fleet->add(url_of(place.host, config.backend_port + local));
+    fleet->add(url_of(place.host, place.port_of(config, local)), place.role_of(place.first + local));
   }
   std::jthread adding;
   if (told) adding = std::jthread([&](std::stop_token own) { add_told_engines(place, *fleet, own); });
   server.start();
-  log::success("{} {} with {} engines on http://{}:{}/v1", kServingMark, config.model.served_name.value_or(config.model.name), num_engines,
-               config.server.host, server.port());
+  log::success("{} {} with {} engines{} on http://{}:{}/v1", kServingMark, config.model.served_name.value_or(config.model.name),
+               num_engines, place.pools ? fmt::format(", {} of them for prompts", place.pools->num_prefill) : "", config.server.host,
+               server.port());
   const auto failure = supervisor.run(stop, /*until_stopped=*/true);
   if (failure) log::error("inference: {}", *failure);
   server.stop(std::chrono::seconds(10));

@@ -1,10 +1,18 @@
 #include "launch/inference_role.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <memory>
 #include <thread>
 #include <utility>
 
+#include "base/error.hpp"
+#include "base/hosts.hpp"
 #include "base/log.hpp"
 #include "launch/engine_host.hpp"
 #include "launch/run_identity.hpp"
@@ -12,6 +20,7 @@
 #include "net/port_owner.hpp"
 #include "server/api_server.hpp"
 #include "server/engine_backend.hpp"
+#include "transfer/kv_gate.hpp"
 #include "vision/image_processor.hpp"
 
 namespace prl::launch {
@@ -55,6 +64,42 @@ void refuse_other_rope(const config::InferenceConfig& config, const EngineHost& 
        "sample from another model. Start the server without it, or set rope_scaling in config.json of the model folder, which trainers "
        "read, too",
        source.store.empty() ? source.folder.string() : source.store);
+}
+
+/// What engines show each other. Error{kInvalidArgument} if there is none and other machines can ask.
+std::string kv_key_of(const config::InferenceConfig& config) {
+  if (const char* made_up = std::getenv(kKvKeyVariable); made_up != nullptr && *made_up != '\0') return made_up;
+  const config::ServerConfig& server = config.server;
+  for (const auto* key : {&config.kv_transfer.api_key, &server.admin_api_key, &server.api_key})
+    if (*key && !(*key)->empty()) return **key;
+  if (!is_loopback(server.host))
+    fail(ErrorCode::kInvalidArgument,
+         "kv_transfer.api_key: wanted a key, for other machines can reach this engine at {} and could read prompts; found none, nor "
+         "server.api_key",
+         server.host);
+  return {};
+}
+
+/// The name by which other engines reach this one.
+std::string kv_host_of(const config::ServerConfig& server) {
+  if (server.host != "0.0.0.0" && server.host != "::") return server.host;
+  std::array<char, 256> name{};
+  if (::gethostname(name.data(), name.size() - 1) != 0)
+    fail(ErrorCode::kIo, "server.host is {}, and this machine has no name", server.host);
+  return name.data();
+}
+
+/// nullptr unless engines exchange blocks.
+std::unique_ptr<transfer::KvGate> make_kv_gate(const config::InferenceConfig& config, engine::Engine& engine) {
+  if (!config.use_pd_kv_transfer) return nullptr;
+  const std::chrono::milliseconds timeout(static_cast<std::int64_t>(std::ceil(config.kv_transfer.timeout * 1000)));
+  transfer::KvGateOptions options{.server = {.host = config.server.host, .port = config.kv_transfer.port, .key = kv_key_of(config)},
+                                  .own_host = kv_host_of(config.server),
+                                  .timeout = timeout};
+  options.server.timeout = timeout;
+  auto gate = std::make_unique<transfer::KvGate>(engine, std::move(options));
+  log::info("key-value blocks of prompts go to other engines at port {}", gate->port());
+  return gate;
 }
 
 /// How images in prompts are read, if the model has a vision tower.
@@ -104,6 +149,8 @@ int run_inference_role(const config::InferenceConfig& config, std::stop_token st
         static_cast<std::size_t>(config.max_cpu_loras));
     for (const auto& [name, folder] : config.lora_modules) backend.adapters()->load(name, {.folder = folder}, false);
   }
+  const std::unique_ptr<transfer::KvGate> gate = make_kv_gate(config, host.engine());
+  backend.exchange_blocks(gate.get());
   server::ApiOptions options = api_options(config);
   options.images = image_input(host);
   options.sampling_defaults = server::read_sampling_defaults(config.model.generation_config, host.folder());
@@ -121,6 +168,11 @@ int run_inference_role(const config::InferenceConfig& config, std::stop_token st
   }
   log::info("stopping: no new requests, running ones get 10 s");
   server.stop(std::chrono::seconds(10));
+  if (gate != nullptr) {
+    const transfer::KvGateStats kv = gate->stats();
+    log::info("key-value blocks: {} came for {} prompts in {:.2f} s, {} of which were completed here; {} were given to other engines",
+              kv.num_blocks, kv.num_transfers, kv.seconds, kv.num_fallbacks, kv.num_blocks_given);
+  }
   host.engine().shutdown();
   host.log_memory();
   return 0;

@@ -13,6 +13,10 @@ class EngineHost;
 
 /// What an engine's process says when it takes requests.
 inline constexpr const char* kServingMark = "serving";
+/// Variable of a process that is one engine of deployment.type = "disaggregated": "prefill" or "decode".
+inline constexpr const char* kEngineKindVariable = "PRL_ENGINE_KIND";
+/// Variable in which a launcher hands its engines the key that they show each other, if it made one up.
+inline constexpr const char* kKvKeyVariable = "PRL_KV_KEY";
 
 /// How the host's model takes images; nullptr if it has no vision tower, or no preprocessor_config.json, of which a warning tells.
 std::shared_ptr<const vision::ImageProcessor> image_processor_of(EngineHost& host);

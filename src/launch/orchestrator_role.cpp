@@ -112,6 +112,16 @@ std::shared_ptr<HttpPolicySource> published_policy(const config::OrchestratorCon
           .proof_file = config.output_dir / kProofFile, .store = weight_store(config.weight_broadcast), .adapter = adapter_name(config)});
 }
 
+/// The engines of a run: `all` get requests, `updated` weights, which may be others.
+void add_engines(const config::OrchestratorConfig& config, const std::vector<std::string>& admin, router::Fleet& all,
+                 router::Fleet& updated) {
+  for (const std::string& url : config.student.client.base_url) all.add(url);
+  for (const std::string& url : config.prefill.base_url) all.add(url, router::EngineRole::kPrefill);
+  if (&updated == &all) return;
+  for (const std::string& root : admin) updated.add(root);
+  for (const std::string& url : config.prefill.base_url) updated.add(url);
+}
+
 }  // namespace
 
 int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_token outer_stop) {
@@ -139,7 +149,9 @@ int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_to
   const std::vector<std::string> admin = admin_roots(config.student.client);
   std::vector<std::string> roots;
   for (const std::string& url : config.student.client.base_url) roots.push_back(net::server_root(url));
-  auto engines = std::make_shared<router::Fleet>(io.executor(), client, router::FleetOptions{.router = router_options(config.router)});
+  auto engines = std::make_shared<router::Fleet>(
+      io.executor(), client,
+      router::FleetOptions{.router = router_options(config.router), .max_uncached_tokens = config.prefill.non_cached_tokens});
   auto updated = roots == admin ? engines : std::make_shared<router::Fleet>(io.executor(), client);
   auto updater = std::make_shared<router::WeightUpdater>(updated, client,
                                                          router::WeightUpdaterOptions{.api_key = admin_key ? admin_key
@@ -148,9 +160,7 @@ int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_to
                                                                                       .claim = run_claim(config.output_dir),
                                                                                       .share = share_of(config)});
   const ServersReleased at_the_end(io, updater);
-  for (const std::string& root : roots) engines->add(root);
-  if (updated != engines)
-    for (const std::string& root : admin) updated->add(root);
+  add_engines(config, admin, *engines, *updated);
 
   OrchestratorTransports transports;
   const std::string adapter = adapter_name(config);

@@ -15,6 +15,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "launch/engine_pools.hpp"
 #include "launch/log_folder.hpp"
 #include "launch/model_setup.hpp"
 #include "launch/orchestrator_setup.hpp"
@@ -110,6 +111,7 @@ void start_engines(const config::RlConfig& config, const RlNodes& nodes, const N
   const bool uses_gpus = device_kind(config.inference->compute) == DeviceKind::kCuda;
   for (int number = 0; number < nodes.engines_per_node; ++number) {
     ChildSpec engine = roles.engine({.number = number,
+                                     .first = node * nodes.engines_per_node,
                                      .num_here = nodes.engines_per_node,
                                      .host = meeting.host(),
                                      .name = fmt::format("inference_{}", node * nodes.engines_per_node + number),
@@ -211,10 +213,14 @@ config::RlConfig with_addresses(config::RlConfig config, const std::vector<std::
   const auto in_url = [](const std::string& host) { return host.find(':') == std::string::npos ? host : fmt::format("[{}]", host); };
   if (config.inference) {
     std::vector<std::string>& urls = config.orchestrator.student.client.base_url;
+    std::vector<std::string>& prefill_urls = config.orchestrator.prefill.base_url;
     urls.clear();
+    prefill_urls.clear();
+    const auto pools = pools_of(*config.inference, nodes.engines_per_node);
     for (int node = 0; node < nodes.num_infer; ++node)
       for (int number = 0; number < nodes.engines_per_node; ++number)
-        urls.push_back(fmt::format("http://{}:{}/v1", in_url(host_of(node)), config.inference->server.port + number));
+        (pools && pools->is_prefill(node * nodes.engines_per_node + number) ? prefill_urls : urls)
+            .push_back(fmt::format("http://{}:{}/v1", in_url(host_of(node)), config.inference->server.port + number));
   }
   const auto set_store = [&](config::WeightBroadcast& broadcast) {
     if (auto* nccl = std::get_if<config::NcclBroadcast>(&broadcast)) nccl->host = host_of(nodes.master());

@@ -56,7 +56,13 @@ Restarts max_restarts(const config::RlConfig& config) {
 }  // namespace
 
 RoleChildren::RoleChildren(const config::RlConfig& config, std::map<std::string, std::string> identity)
-    : config_(config), identity_(std::move(identity)) {}
+    : config_(config), identity_(std::move(identity)) {
+  if (!config.inference) return;
+  const auto* nodes = std::get_if<config::MultiNodeDeployment>(&*config.deployment);
+  pools_ = pools_of(*config.inference, nodes != nullptr ? config::num_engines_on(*config.inference, nodes->gpus_per_node) : 1);
+  const config::ServerConfig& server = config.inference->server;
+  if (pools_ && !config.inference->kv_transfer.api_key && !server.admin_api_key && !server.api_key) pools_->kv_key = make_kv_key();
+}
 
 ChildSpec RoleChildren::role(const std::string& name, const std::map<std::string, std::string>& env, const std::string& secrets) const {
   ChildSpec child;
@@ -92,6 +98,7 @@ ChildSpec RoleChildren::engine(const EnginePlace& place) const {
   set("--api-server-count", "1");
   if (place.num_here > 1 && inference.compute.device == config::DeviceKind::kCpu && inference.compute.num_threads == 0)
     set("--compute.num-threads", std::to_string(std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / place.num_here)));
+  if (pools_) pools_->set_up(child, place.first + place.number, place.number);
   if (config_.inference_gpu_ids) {
     std::vector<int> own;
     for (const int i : gpus_of_engine(inference, place.number)) own.push_back(config_.inference_gpu_ids->at(static_cast<std::size_t>(i)));

@@ -2,9 +2,11 @@
 
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "config/rl_config.hpp"
+#include "launch/engine_pools.hpp"
 #include "launch/supervisor.hpp"
 
 namespace prl::launch {
@@ -15,6 +17,7 @@ inline constexpr const char* kRecoveryVariable = "PRL_RECOVERY";
 /// Where an engine of a run listens and logs, and what it runs on.
 struct EnginePlace {
   int number = 0;                  ///< among the engines of this node
+  int first = 0;                   ///< engines of the nodes before
   int num_here = 1;                ///< engines of this node, which share its cores
   std::string host;                ///< address to listen on; empty: inference.server.host
   std::string name = "inference";  ///< for messages
@@ -40,6 +43,7 @@ class RoleChildren {
 
   const config::RlConfig& config_;
   std::map<std::string, std::string> identity_;
+  std::optional<EnginePools> pools_;  ///< of the run's engines; nullopt: they are all of a kind
 };
 
 }  // namespace prl::launch

@@ -36,7 +36,13 @@ std::string new_run_identity() {
 
 std::vector<std::string> own_servers(const config::RlConfig& config) {
   std::vector<std::string> origins;
-  if (config.inference) add_own(config.orchestrator.student.client, config.inference->server.port, config.inference->parallel.dp, origins);
+  if (config.inference) {
+    const int port = config.inference->server.port, count = config.inference->parallel.dp;
+    add_own(config.orchestrator.student.client, port, count, origins);
+    config::ClientConfig prefill;
+    prefill.base_url = config.orchestrator.prefill.base_url;
+    add_own(prefill, port, count, origins);
+  }
   if (config.teacher_inference && config.orchestrator.teacher)
     add_own(config.orchestrator.teacher->client, config.teacher_inference->server.port, 1, origins);
   return origins;

@@ -40,6 +40,8 @@ std::string_view to_string(EngineState state) noexcept {
 }
 
 struct Fleet::State : std::enable_shared_from_this<Fleet::State> {
+  /// Of the second router's engines and tickets: no fleet has so many of the first.
+  static constexpr std::int64_t kFirstPrefill = std::int64_t{1} << 48;
   struct Engine {
     std::string url;
     EngineState state = EngineState::kStarting;
@@ -56,18 +58,29 @@ struct Fleet::State : std::enable_shared_from_this<Fleet::State> {
     net::AsyncResult<Assignment> result;
     net::Signal lost;
     std::optional<std::int64_t> engine;
+    bool needs_prefill = false;  ///< waits for a prefill engine, and for nothing if there is none
   };
 
   State(asio::any_io_executor e, std::shared_ptr<net::HttpClient> c, FleetOptions o)
-      : executor(std::move(e)), client(std::move(c)), options(o), router(o.router) {}
+      : executor(std::move(e)), client(std::move(c)), options(o), decoding(o.router), prefilling(prefill_options(o.router)) {}
+
+  static RouterOptions prefill_options(RouterOptions options) {
+    options.first_id = kFirstPrefill;
+    return options;
+  }
+  static EngineRole role_of(std::int64_t id) noexcept { return id >= kFirstPrefill ? EngineRole::kPrefill : EngineRole::kAll; }
+  /// The one that has the engine, or the ticket.
+  Router& router_of(std::int64_t id) noexcept { return role_of(id) == EngineRole::kPrefill ? prefilling : decoding; }
+  const Router& router_of(std::int64_t id) const noexcept { return role_of(id) == EngineRole::kPrefill ? prefilling : decoding; }
 
   // Those below with "locked" are called with the mutex held.
   EngineView view_locked(std::int64_t id) const {
     const Engine& engine = engines.at(id);
     return {.id = EngineId{id},
+            .role = role_of(id),
             .url = engine.url,
             .state = engine.state,
-            .load = router.load(EngineId{id}),
+            .load = router_of(id).load(EngineId{id}),
             .limits = engine.limits,
             .version = engine.version,
             .problem = engine.problem,
@@ -75,11 +88,12 @@ struct Fleet::State : std::enable_shared_from_this<Fleet::State> {
   }
 
   void dispatch_locked() {
-    for (const Assignment& assignment : router.plan()) {
-      Waiter& waiter = waiters.at(assignment.ticket.value);
-      waiter.engine = assignment.engine.value;
-      waiter.result.set_value(assignment);
-    }
+    for (Router* router : {&decoding, &prefilling})
+      for (const Assignment& assignment : router->plan()) {
+        Waiter& waiter = waiters.at(assignment.ticket.value);
+        waiter.engine = assignment.engine.value;
+        waiter.result.set_value(assignment);
+      }
   }
 
   /// Takes the engine out of use and tells its requests.
@@ -89,8 +103,17 @@ struct Fleet::State : std::enable_shared_from_this<Fleet::State> {
     if (engine.state == EngineState::kDraining) to = EngineState::kDraining;
     engine.state = to;
     engine.lost_at = net::Clock::now();
-    router.set_ready(EngineId{id}, false);
+    router_of(id).set_ready(EngineId{id}, false);
     engine.wake.notify();
+    release_prefills_locked();
+  }
+
+  /// Whoever waits for a prefill engine when none is ready has better things to do.
+  void release_prefills_locked() {
+    if (prefilling.has_ready_engine()) return;
+    for (auto& [ticket, waiter] : waiters)
+      if (waiter.needs_prefill && !waiter.engine)
+        waiter.result.set_exception(std::make_exception_ptr(Error(ErrorCode::kUnavailable, "no prefill engine is ready")));
   }
 
   void lose_locked(std::int64_t id, const std::string& why) {
@@ -99,7 +122,7 @@ struct Fleet::State : std::enable_shared_from_this<Fleet::State> {
       engine.problem = why;
       return;
     }
-    const std::int64_t num_requests = router.load(EngineId{id}).num_requests;
+    const std::int64_t num_requests = router_of(id).load(EngineId{id}).num_requests;
     ++engine.num_lost;
     ++num_lost;
     engine.version.reset();
@@ -121,8 +144,8 @@ struct Fleet::State : std::enable_shared_from_this<Fleet::State> {
     engine.problem.clear();
     engine.limits = limits;
     ++engine.life;
-    router.set_limits(EngineId{id}, limits);
-    router.set_ready(EngineId{id}, true);
+    router_of(id).set_limits(EngineId{id}, limits);
+    router_of(id).set_ready(EngineId{id}, true);
     if (is_back) {
       const double seconds = std::chrono::duration<double>(net::Clock::now() - engine.lost_at).count();
       log::success("engine {} is back after {:.1f} s{}", engine.url, seconds,
@@ -147,9 +170,9 @@ struct Fleet::State : std::enable_shared_from_this<Fleet::State> {
     std::lock_guard lock(mutex);
     const auto it = engines.find(id);
     if (it == engines.end()) return true;
-    if (it->second.state != EngineState::kDraining || router.load(EngineId{id}).num_requests > 0) return false;
+    if (it->second.state != EngineState::kDraining || router_of(id).load(EngineId{id}).num_requests > 0) return false;
     log::info("engine {} has left", it->second.url);
-    router.remove_engine(EngineId{id});
+    router_of(id).remove_engine(EngineId{id});
     engines.erase(it);
     dispatch_locked();
     return true;
@@ -160,11 +183,12 @@ struct Fleet::State : std::enable_shared_from_this<Fleet::State> {
   FleetOptions options;
   BringUp bring_up;
   mutable std::mutex mutex;
-  Router router;
+  Router decoding, prefilling;
   std::map<std::int64_t, Engine> engines;
   std::map<std::int64_t, Waiter> waiters;  ///< by ticket, until its lease ends
   std::int64_t num_replayed = 0;
   std::int64_t num_lost = 0;
+  FleetCounts prefills;  ///< num_prefills and those beside it
   std::unique_ptr<net::TaskGroup> tasks;
 };
 
@@ -195,7 +219,7 @@ void Lease::give_back() noexcept {
   if (!owner) return;
   std::lock_guard lock(owner->state->mutex);
   owner->state->waiters.erase(owner->ticket.value);
-  owner->state->router.cancel(owner->ticket);
+  owner->state->router_of(owner->ticket.value).cancel(owner->ticket);
   owner->state->dispatch_locked();
 }
 
@@ -203,7 +227,7 @@ void Lease::finish(std::int64_t num_new_tokens) {
   const std::unique_ptr<Owner> owner = std::move(owner_);
   std::lock_guard lock(owner->state->mutex);
   owner->state->waiters.erase(owner->ticket.value);
-  owner->state->router.finish(owner->ticket, num_new_tokens);
+  owner->state->router_of(owner->ticket.value).finish(owner->ticket, num_new_tokens);
   owner->state->dispatch_locked();
 }
 
@@ -292,7 +316,7 @@ Fleet::~Fleet() { state_->tasks->cancel(); }
 
 void Fleet::set_bring_up(BringUp bring_up) { state_->bring_up = std::move(bring_up); }
 
-EngineId Fleet::add(const std::string& url) {
+EngineId Fleet::add(const std::string& url, EngineRole role) {
   const std::string root = net::server_root(url);
   net::Url::parse(root);
   EngineId id;
@@ -302,7 +326,7 @@ EngineId Fleet::add(const std::string& url) {
       if (engine.url == root) fail(ErrorCode::kAlreadyExists, "engine {} is there already ({})", root, to_string(engine.state));
     if (state_->engines.size() >= state_->options.max_engines)
       fail(ErrorCode::kOverloaded, "{} engines are the limit; drain one before {} joins", state_->engines.size(), root);
-    id = state_->router.add_engine({}, false);
+    id = (role == EngineRole::kPrefill ? state_->prefilling : state_->decoding).add_engine({}, false);
     state_->engines[id.value].url = root;
   }
   state_->tasks->spawn(fmt::format("engine {}", root), look_after(state_, id.value));
@@ -314,10 +338,11 @@ void Fleet::drain(const std::string& url) {
   std::lock_guard lock(state_->mutex);
   for (auto& [id, engine] : state_->engines) {
     if (engine.url != root) continue;
-    log::info("engine {} leaves when its {} requests have ended", root, state_->router.load(EngineId{id}).num_requests);
+    log::info("engine {} leaves when its {} requests have ended", root, state_->router_of(id).load(EngineId{id}).num_requests);
     engine.state = EngineState::kDraining;
-    state_->router.set_ready(EngineId{id}, false);
+    state_->router_of(id).set_ready(EngineId{id}, false);
     engine.wake.notify();
+    state_->release_prefills_locked();
     state_->dispatch_locked();
     return;
   }
@@ -326,21 +351,52 @@ void Fleet::drain(const std::string& url) {
 
 bool Fleet::wants_prefixes() const noexcept { return state_->options.router.spread == Spread::kPrefixes; }
 
+bool Fleet::has_prefill() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->prefilling.has_ready_engine() && state_->decoding.has_ready_engine();
+}
+
+std::int64_t Fleet::max_uncached_tokens() const noexcept { return state_->options.max_uncached_tokens; }
+
+void Fleet::count(PrefillOutcome outcome) {
+  const std::lock_guard lock(state_->mutex);
+  FleetCounts& counts = state_->prefills;
+  if (outcome == PrefillOutcome::kSkipped) ++counts.num_prefills_skipped;
+  if (outcome == PrefillOutcome::kDone) ++counts.num_prefills;
+  if (outcome == PrefillOutcome::kFailed) ++counts.num_prefills_failed;
+}
+
 asio::awaitable<Lease> Fleet::acquire(RequestShape shape, net::TimePoint deadline) {
-  const std::shared_ptr<State> state = state_;
+  EngineRole role = EngineRole::kAll;
+  {
+    const std::lock_guard lock(state_->mutex);
+    if (!state_->decoding.has_ready_engine() && state_->prefilling.has_ready_engine()) role = EngineRole::kPrefill;
+  }
+  return acquire_from(state_, role, /*needs_prefill=*/false, std::move(shape), deadline);
+}
+
+asio::awaitable<Lease> Fleet::acquire_prefill(RequestShape shape, net::TimePoint deadline) {
+  return acquire_from(state_, EngineRole::kPrefill, /*needs_prefill=*/true, std::move(shape), deadline);
+}
+
+asio::awaitable<Lease> Fleet::acquire_from(std::shared_ptr<State> state, EngineRole role, bool needs_prefill, RequestShape shape,
+                                           net::TimePoint deadline) {
   auto owner = std::make_unique<Lease::Owner>();
   net::AsyncResult<Assignment> result;
   net::Signal lost;
   {
     std::lock_guard lock(state->mutex);
     if (shape.is_replay) ++state->num_replayed;
-    const auto ticket = state->router.submit(std::move(shape));
-    if (!ticket) fail(ErrorCode::kOverloaded, "{} requests wait for an engine already", state->router.num_waiting());
+    if (needs_prefill && !state->prefilling.has_ready_engine()) fail(ErrorCode::kUnavailable, "no prefill engine is ready");
+    Router& router = role == EngineRole::kPrefill ? state->prefilling : state->decoding;
+    const auto ticket = router.submit(std::move(shape));
+    if (!ticket) fail(ErrorCode::kOverloaded, "{} requests wait for an engine already", router.num_waiting());
     owner->state = state;
     owner->ticket = *ticket;
     State::Waiter& waiter = state->waiters[ticket->value];
     waiter.result = result;
     waiter.lost = lost;
+    waiter.needs_prefill = needs_prefill;
     state->dispatch_locked();
   }
   Lease lease(std::move(owner));
@@ -371,7 +427,7 @@ asio::awaitable<bool> Fleet::wait_ready(net::TimePoint deadline) {
   for (;;) {
     {
       std::lock_guard lock(state->mutex);
-      if (state->router.has_ready_engine()) co_return true;
+      if (state->decoding.has_ready_engine()) co_return true;
     }
     if (net::Clock::now() >= deadline) co_return false;
     co_await net::sleep_until(std::min(deadline, net::Clock::now() + 50ms));
@@ -382,7 +438,8 @@ void Fleet::set_version(EngineId engine, PolicyVersion version) {
   std::lock_guard lock(state_->mutex);
   const auto it = state_->engines.find(engine.value);
   if (it == state_->engines.end()) return;
-  if (std::exchange(it->second.version, version) != version) state_->router.forget_prefixes(engine);  // computed with other weights
+  if (std::exchange(it->second.version, version) != version)
+    state_->router_of(engine.value).forget_prefixes(engine);  // computed with other weights
 }
 
 void Fleet::set_behind(EngineId id, const std::string& why) {
@@ -405,10 +462,12 @@ std::vector<EngineView> Fleet::engines() const {
 
 FleetCounts Fleet::counts() const {
   std::lock_guard lock(state_->mutex);
-  return {.router = state_->router.counts(),
-          .num_waiting = static_cast<std::int64_t>(state_->router.num_waiting()),
-          .num_replayed = state_->num_replayed,
-          .num_lost = state_->num_lost};
+  FleetCounts counts = state_->prefills;
+  counts.router = state_->decoding.counts();
+  counts.num_waiting = static_cast<std::int64_t>(state_->decoding.num_waiting() + state_->prefilling.num_waiting());
+  counts.num_replayed = state_->num_replayed;
+  counts.num_lost = state_->num_lost;
+  return counts;
 }
 
 std::string Fleet::describe() const {

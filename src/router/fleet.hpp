@@ -27,9 +27,16 @@ enum class EngineState {
 /// "starting", "ready", "behind", "down", "draining".
 std::string_view to_string(EngineState state) noexcept;
 
+/// What an engine of a fleet is for.
+enum class EngineRole {
+  kAll,      ///< whole requests; where prompts have engines of their own, it decodes
+  kPrefill,  ///< prompts, whose blocks an engine of the other role takes over
+};
+
 /// What is known of an engine at one moment.
 struct EngineView {
   EngineId id;
+  EngineRole role = EngineRole::kAll;
   std::string url;  ///< root, without /v1
   EngineState state = EngineState::kStarting;
   EngineLoad load;
@@ -47,6 +54,15 @@ struct FleetOptions {
   int num_failed_probes = 3;       ///< in a row, after which an engine that takes connections but does not answer is down
   std::size_t max_engines = 1024;  ///< further ones are refused
   bool reads_limits = true;        ///< ask engines on /metrics for how much they have room
+  /// Tokens of a prompt that a decode engine computes itself, rather than leave them to a prefill engine.
+  std::int64_t max_uncached_tokens = 16;
+};
+
+/// What became of prompts that prefill engines could have computed.
+enum class PrefillOutcome {
+  kSkipped,  ///< the decode engine had all but a few of its tokens
+  kDone,
+  kFailed,  ///< no prefill engine did it: the decode engine computes it
 };
 
 struct FleetCounts {
@@ -54,6 +70,7 @@ struct FleetCounts {
   std::int64_t num_waiting = 0;   ///< requests without an engine
   std::int64_t num_replayed = 0;  ///< requests that began anew on another engine
   std::int64_t num_lost = 0;      ///< engines that were lost, each time counted
+  std::int64_t num_prefills = 0, num_prefills_skipped = 0, num_prefills_failed = 0;
 };
 
 class Fleet;
@@ -105,14 +122,21 @@ class Fleet {
   /// Before the first add(). It must not own this.
   void set_bring_up(BringUp bring_up);
   /// An engine joins; `url` with or without /v1. Error{kAlreadyExists} naming one that is there.
-  EngineId add(const std::string& url);
+  EngineId add(const std::string& url, EngineRole role = EngineRole::kAll);
   /// An engine leaves when what it runs has ended. Error{kNotFound} listing those that are there.
   void drain(const std::string& url);
 
   /// RequestShape::prefixes are asked for.
   bool wants_prefixes() const noexcept;
-  /// Waits until an engine has room. Error{kOverloaded} when too many wait, {kDeadline} saying how the engines are.
+  /// Waits until an engine has room. Error{kOverloaded} when too many wait, {kDeadline} saying how the engines are. Prefill engines get
+  /// whole requests only while no other is ready.
   asio::awaitable<Lease> acquire(RequestShape shape, net::TimePoint deadline);
+  /// The same of a prefill engine. Error{kUnavailable} when none is ready, then or later.
+  asio::awaitable<Lease> acquire_prefill(RequestShape shape, net::TimePoint deadline);
+  /// A prefill engine is ready, and another engine that could go on behind it.
+  bool has_prefill() const;
+  std::int64_t max_uncached_tokens() const noexcept;
+  void count(PrefillOutcome outcome);
   /// True when an engine is ready, false when `deadline` passed first.
   asio::awaitable<bool> wait_ready(net::TimePoint deadline);
 
@@ -131,6 +155,8 @@ class Fleet {
 
  private:
   friend class Lease;
+  static asio::awaitable<Lease> acquire_from(std::shared_ptr<State> state, EngineRole role, bool needs_prefill, RequestShape shape,
+                                             net::TimePoint deadline);
   std::shared_ptr<State> state_;
 };
 

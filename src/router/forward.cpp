@@ -17,6 +17,7 @@
 #include "net/deadline.hpp"
 #include "net/errors.hpp"
 #include "net/sse.hpp"
+#include "router/prefill_orders.hpp"
 #include "router/stream_replay.hpp"
 #include "text/json_python.hpp"
 
@@ -40,7 +41,8 @@ struct Forwarded {
   RequestShape shape;
   net::TimePoint deadline;
   bool is_stream = false;
-  bool adds_up = false;  ///< its stream can be repeated
+  bool adds_up = false;    ///< its stream can be repeated
+  bool may_split = false;  ///< its prompt may be computed by another engine
 };
 
 std::uint64_t random_bits() {
@@ -59,6 +61,17 @@ json::object* sampling_of(json::object& body, const std::string& path) {
   json::value* params = body.if_contains("sampling_params");
   if (!params) params = &(body["sampling_params"] = json::object());
   return params->if_object();
+}
+
+constexpr std::string_view kKvParams = "kv_transfer_params";
+/// Of a prefill engine's answer, which is short.
+constexpr std::size_t kMaxPrefillReply = 64 << 10;
+
+/// The body of a request, an object, with one more member.
+std::string with_kv_params(const std::string& body, const std::string& params) {
+  const std::size_t end = body.rfind('}');
+  const bool is_first = body.find_first_not_of(" \t\r\n", body.find('{') + 1) == end;
+  return fmt::format("{}{}\"{}\":{}}}", std::string_view(body).substr(0, end), is_first ? "" : ",", kKvParams, params);
 }
 
 bool generates(const std::string& path) { return path != "/tokenize" && path != "/detokenize"; }
@@ -97,11 +110,13 @@ Forwarded prepare(const net::HttpRequest& request, std::chrono::milliseconds tim
   out.shape.session = std::string(request.headers.get("X-Session-ID"));
   out.shape.num_prompt_tokens = static_cast<std::int64_t>(request.body.size()) / kBytesPerToken;
   if (request.method != "POST") return out;
+  out.may_split = generates(request.path);
   json::value body = text::parse_json(request.body, text::kJsonDepth, text::LargeNumbers::kKeepText);
   if (!body.is_object()) fail(ErrorCode::kInvalidArgument, "wanted a JSON object as the body, found something else");
   json::object& object = body.get_object();
   if (const json::value* stream = object.if_contains("stream")) out.is_stream = stream->is_bool() && stream->get_bool();
   out.adds_up = request.path != "/v1/responses";
+  object.erase(kKvParams);  // who gets which blocks is decided here
   if (const json::value* ids = object.if_contains("token_ids"); ids && ids->is_array())
     out.shape.num_prompt_tokens = static_cast<std::int64_t>(ids->get_array().size());
   if (generates(request.path)) {
@@ -191,9 +206,12 @@ asio::awaitable<void> pass_events(net::BodyStream* body, StreamReplay* replay, n
 }
 
 /// One engine's try at a stream; nullopt when it was streamed, else the engine's refusal.
+/// `params`: kv_transfer_params of the request, empty for none.
 asio::awaitable<std::optional<net::HttpResponse>> stream_once(std::shared_ptr<net::HttpClient> client, const Forwarded* request,
-                                                              const Lease* lease, StreamReplay* replay, net::ResponseStream* out) {
+                                                              std::string params, const Lease* lease, StreamReplay* replay,
+                                                              net::ResponseStream* out) {
   net::HttpCall call = request->call;
+  if (!params.empty()) call.body = with_kv_params(call.body, params);
   call.url = lease->url() + request->path;
   auto opening = client->open_body(std::move(call));
   auto guarded = unless_lost<net::BodyStream>(std::move(opening), lease->lost(), lease->url(), request->deadline);
@@ -226,8 +244,9 @@ asio::awaitable<std::optional<net::HttpResponse>> stream_once(std::shared_ptr<ne
 }
 
 asio::awaitable<std::optional<net::HttpResponse>> answer_once(std::shared_ptr<net::HttpClient> client, const Forwarded* request,
-                                                              const Lease* lease) {
+                                                              std::string params, const Lease* lease) {
   net::HttpCall call = request->call;
+  if (!params.empty()) call.body = with_kv_params(call.body, params);
   call.url = lease->url() + request->path;
   auto calling = client->call(std::move(call));
   auto guarded = unless_lost<net::HttpReply>(std::move(calling), lease->lost(), lease->url(), request->deadline);
@@ -245,6 +264,85 @@ std::int64_t completion_tokens(const std::string& body) {
   const std::size_t at = body.rfind("\"completion_tokens\":");
   if (at == std::string::npos) return 0;
   return std::strtoll(body.c_str() + at + 20, nullptr, 10);
+}
+
+/// What the decode engine is told of a prefill engine's reply; empty if it says nothing.
+std::string kv_params_in(const net::HttpResponse& reply) {
+  if (reply.status != 200 || reply.body.size() > kMaxPrefillReply) return {};
+  boost::system::error_code error;
+  const json::value body = json::parse(reply.body, error);
+  const json::value* params = !error && body.is_object() ? body.get_object().if_contains(kKvParams) : nullptr;
+  return params != nullptr && params->is_object() ? json::serialize(*params) : std::string();
+}
+
+/// Has a prefill engine compute the prompt. What the decode engine is to be told; empty if none did it, and the decode engine computes
+/// the prompt itself. Throws only what ends the request: cancellation.
+asio::awaitable<std::string> prefill(std::shared_ptr<Fleet> fleet, std::shared_ptr<net::HttpClient> client, const Forwarded* request) {
+  RequestShape shape = request->shape;
+  shape.max_new_tokens = 1;
+  shape.failed_on.reset();
+  for (int attempt = 0; attempt < kMaxPrefills && fleet->has_prefill(); ++attempt) {
+    shape.is_replay = attempt > 0;
+    std::optional<Lease> lease;
+    std::optional<net::HttpResponse> reply;
+    std::exception_ptr failure;
+    try {
+      auto acquiring = fleet->acquire_prefill(shape, std::min(request->deadline, net::Clock::now() + kPrefillPatience));
+      lease.emplace(co_await std::move(acquiring));
+      std::string params = kPrefillOnly;
+      auto trying = answer_once(client, request, std::move(params), &*lease);
+      reply = co_await std::move(trying);
+    } catch (const std::exception&) {
+      failure = std::current_exception();
+    }
+    if (failure) {
+      const Error error = net::to_error(failure);
+      if (error.code() == ErrorCode::kCancelled || net::Clock::now() >= request->deadline) throw error;
+      if (!lease) break;
+      lease->report_lost(error.what());
+      shape.failed_on = lease->engine();
+      continue;
+    }
+    if (is_lost_status(reply->status)) {
+      lease->report_lost(fmt::format("{} answers {}", request->path, reply->status));
+      shape.failed_on = lease->engine();
+      continue;
+    }
+    std::string params = kv_params_in(*reply);
+    if (params.empty()) break;  // a refusal, which the decode engine will have words for, too
+    lease->finish(1);
+    fleet->count(PrefillOutcome::kDone);
+    co_return params;
+  }
+  fleet->count(PrefillOutcome::kFailed);
+  co_return std::string();
+}
+
+/// One engine's try at a request: its reply, or nothing when it was streamed. Where prompts have engines of their own, a long one is
+/// computed there first.
+asio::awaitable<std::optional<net::HttpResponse>> try_once(std::shared_ptr<Fleet> fleet, std::shared_ptr<net::HttpClient> client,
+                                                           const Forwarded* request, const Lease* lease, StreamReplay* replay,
+                                                           net::ResponseStream* out) {
+  const bool may_split = request->may_split && request->shape.num_prompt_tokens > 0 && fleet->has_prefill();
+  bool is_question = may_split;
+  std::string params = may_split ? ask_for_prefill(fleet->max_uncached_tokens()) : std::string();
+  for (;;) {
+    std::optional<net::HttpResponse> reply;
+    if (request->is_stream) {
+      auto trying = stream_once(client, request, params, lease, replay, out);
+      reply = co_await std::move(trying);
+    } else {
+      auto trying = answer_once(client, request, params, lease);
+      reply = co_await std::move(trying);
+    }
+    if (!is_question || !reply || reply->status != kNeedsPrefill) {
+      if (is_question && (!reply || reply->status == 200)) fleet->count(PrefillOutcome::kSkipped);
+      co_return reply;
+    }
+    auto prefilling = prefill(fleet, client, request);
+    params = co_await std::move(prefilling);
+    is_question = false;
+  }
 }
 
 asio::awaitable<void> end_with_error(net::ResponseStream* out, Error error) {
@@ -272,14 +370,9 @@ asio::awaitable<net::HttpResponse> forward(std::shared_ptr<Fleet> fleet, std::sh
     try {
       auto acquiring = fleet->acquire(request.shape, request.deadline);
       lease.emplace(co_await std::move(acquiring));
-      if (request.is_stream) {
-        auto trying = stream_once(client, &request, &*lease, &replay, out);
-        response = co_await std::move(trying);
-        is_streamed = !response;
-      } else {
-        auto trying = answer_once(client, &request, &*lease);
-        response = co_await std::move(trying);
-      }
+      auto trying = try_once(fleet, client, &request, &*lease, &replay, out);
+      response = co_await std::move(trying);
+      is_streamed = !response;
     } catch (const std::exception&) {
       failure = std::current_exception();
     }

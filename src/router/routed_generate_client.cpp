@@ -17,6 +17,7 @@
 #include "env/http_generate_client.hpp"
 #include "net/deadline.hpp"
 #include "net/errors.hpp"
+#include "router/prefill_orders.hpp"
 
 namespace prl::router {
 
@@ -71,7 +72,7 @@ class RoutedGenerateClient final : public env::GenerateClient {
       std::optional<wire::GenerateOutput> output;
       std::exception_ptr failure;
       try {
-        auto trying = try_on(lease.url(), lease.lost(), request, deadline);
+        auto trying = try_with_prefill(&lease, &request, shape, deadline);
         output = co_await std::move(trying);
       } catch (const std::exception&) {
         failure = std::current_exception();
@@ -134,6 +135,56 @@ class RoutedGenerateClient final : public env::GenerateClient {
   }
 
  private:
+  /// As try_on(). Where prompts have engines of their own, a long one is computed there first. `lease` and `request` outlive the call.
+  asio::awaitable<wire::GenerateOutput> try_with_prefill(const Lease* lease, const wire::GenerateRequest* request, RequestShape shape,
+                                                         net::TimePoint deadline) {
+    wire::GenerateRequest own = *request;
+    if (fleet_->has_prefill()) {
+      own.kv_transfer_params = ask_for_prefill(fleet_->max_uncached_tokens());
+      auto asking = try_on(lease->url(), lease->lost(), own, deadline);
+      wire::GenerateOutput output = co_await std::move(asking);
+      if (!output.needs_prefill) {
+        fleet_->count(PrefillOutcome::kSkipped);
+        co_return output;
+      }
+      auto prefilling = prefill(own, std::move(shape), deadline);
+      own.kv_transfer_params = co_await std::move(prefilling);
+    }
+    auto trying = try_on(lease->url(), lease->lost(), std::move(own), deadline);
+    co_return co_await std::move(trying);
+  }
+
+  /// What the decode engine is to be told of a prefill engine that has computed the prompt; empty if none did.
+  asio::awaitable<std::string> prefill(wire::GenerateRequest request, RequestShape shape, net::TimePoint deadline) {
+    request.kv_transfer_params = kPrefillOnly;
+    shape.max_new_tokens = 1;
+    shape.failed_on.reset();
+    for (int attempt = 0; attempt < kMaxPrefills && fleet_->has_prefill(); ++attempt) {
+      shape.is_replay = attempt > 0;
+      std::optional<Lease> lease;
+      std::exception_ptr failure;
+      try {
+        auto acquiring = fleet_->acquire_prefill(shape, std::min(deadline, net::Clock::now() + kPrefillPatience));
+        lease.emplace(co_await std::move(acquiring));
+        auto trying = try_on(lease->url(), lease->lost(), request, deadline);
+        wire::GenerateOutput output = co_await std::move(trying);
+        if (output.kv_transfer_params.empty()) break;
+        lease->finish(1);
+        fleet_->count(PrefillOutcome::kDone);
+        co_return std::move(output.kv_transfer_params);
+      } catch (const std::exception&) {
+        failure = std::current_exception();
+      }
+      const Error error = net::to_error(failure);
+      if (error.code() == ErrorCode::kCancelled || net::Clock::now() >= deadline) throw error;
+      if (!lease || judge(error, deadline) != Verdict::kEngineLost) break;
+      lease->report_lost(error.what());
+      shape.failed_on = lease->engine();
+    }
+    fleet_->count(PrefillOutcome::kFailed);
+    co_return std::string();
+  }
+
   /// The engine's answer; Error{kUnavailable} when the fleet says that it is lost.
   asio::awaitable<wire::GenerateOutput> try_on(std::string url, net::Signal lost, wire::GenerateRequest request, net::TimePoint deadline) {
     using namespace asio::experimental::awaitable_operators;

@@ -62,7 +62,11 @@ void SessionHomes::forget_engine(std::int64_t engine) {
 }
 
 Router::Router(RouterOptions options)
-    : options_(options), homes_(options.max_sessions), choice_(options.spread, options.prefixes, options.seed) {}
+    : options_(options),
+      homes_(options.max_sessions),
+      choice_(options.spread, options.prefixes, options.seed),
+      next_engine_(options.first_id),
+      next_ticket_(options.first_id) {}
 
 Router::Engine& Router::engine(EngineId id) {
   const auto it = engines_.find(id.value);

@@ -33,6 +33,7 @@ struct RouterOptions {
   std::uint64_t seed = 0;             ///< of the engines that are drawn: equal requests at equal moments give equal engines
   std::size_t max_waiting = 65536;    ///< requests that may wait for room
   std::size_t max_sessions = 262144;  ///< whose engine is remembered; the one used longest ago is forgotten first
+  std::int64_t first_id = 0;          ///< of engines and tickets, so that those of two routers differ
 };
 
 /// What is known of a request before it runs.

@@ -57,6 +57,7 @@ json::object engine_json(const EngineView& engine) {
                    {"num_tokens", engine.load.num_tokens},
                    {"num_finished", engine.load.num_finished},
                    {"num_lost", engine.num_lost}};
+  if (engine.role == EngineRole::kPrefill) out["role"] = "prefill";
   if (engine.limits.max_requests > 0) out["max_requests"] = engine.limits.max_requests;
   if (engine.limits.max_tokens > 0) out["max_tokens"] = engine.limits.max_tokens;
   if (engine.load.num_sent_bytes > 0) out["tree_size"] = engine.load.num_sent_bytes;
@@ -173,6 +174,11 @@ std::string metrics_page(const Context& context) {
   one("prl_router:requests_moved_total", "counter", "Requests given to another engine than that.", counts.router.num_moved);
   one("prl_router:requests_replayed_total", "counter", "Requests that started again because their engine was lost.", counts.num_replayed);
   one("prl_router:engines_lost_total", "counter", "Times that an engine was lost.", counts.num_lost);
+  one("prl_router:prefills_total", "counter", "Prompts that a prefill engine computed.", counts.num_prefills);
+  one("prl_router:prefills_skipped_total", "counter", "Prompts that the decode engine had computed before, all but a few tokens.",
+      counts.num_prefills_skipped);
+  one("prl_router:prefills_failed_total", "counter", "Prompts that no prefill engine computed: the decode engine did.",
+      counts.num_prefills_failed);
   const std::vector<EngineView> engines = context->fleet->engines();
   const auto each = [&](std::string_view name, std::string_view type, std::string_view help, auto value) {
     head(name, type, help);

@@ -20,6 +20,9 @@ using net::Access;
 namespace {
 
 constexpr std::size_t kMaxAdminJobs = 16;
+/// Transfers of blocks that run at once, each mostly waiting for another engine, and those that wait for a thread.
+constexpr int kNumKvThreads = 16;
+constexpr std::size_t kMaxKvJobs = 4096;
 /// Bodies beyond it have threads of their own: up to here, taking one apart is a matter of milliseconds.
 constexpr std::size_t kLargeBodyBytes = std::size_t{512} << 10;
 /// Of the threads for large bodies, and of those for structured output.
@@ -95,6 +98,8 @@ ApiServer::ApiServer(ApiOptions options, Backend& backend, std::shared_ptr<const
       net::WorkerPool::Options{kNumSlowThreads, kMaxSlowJobs, "http-large", kSlowNiceness, /*gives_back=*/true});
   context_->rule_workers =
       std::make_unique<net::WorkerPool>(net::WorkerPool::Options{kNumSlowThreads, kMaxSlowJobs, "http-rules", kSlowNiceness});
+  if (context_->backend->kv() != nullptr)
+    context_->kv_workers = std::make_unique<net::WorkerPool>(net::WorkerPool::Options{kNumKvThreads, kMaxKvJobs, "http-kv"});
   context_->admin_worker = std::make_unique<net::WorkerPool>(net::WorkerPool::Options{1, kMaxAdminJobs, "http-admin"});
   net::HttpServer::Options http;
   http.host = o.host;
@@ -114,6 +119,7 @@ ApiServer::~ApiServer() {
   context_->text_workers->stop();
   context_->large_workers->stop();
   context_->rule_workers->stop();
+  if (context_->kv_workers) context_->kv_workers->stop();
   context_->admin_worker->stop();
 }
 
@@ -169,7 +175,10 @@ void ApiServer::add_routes() {
 
 net::asio::awaitable<net::HttpResponse> ApiServer::metrics(net::HttpRequest) {
   const std::string& model = context_->options.served_names.front();
-  HttpResponse response = HttpResponse::text(context_->metrics.render(context_->backend->stats(), model, http_->stats().num_connections));
+  std::optional<transfer::KvGateStats> kv;
+  if (const transfer::KvGate* gate = context_->backend->kv()) kv = gate->stats();
+  HttpResponse response =
+      HttpResponse::text(context_->metrics.render(context_->backend->stats(), model, http_->stats().num_connections, kv));
   response.content_type = "text/plain; version=0.0.4; charset=utf-8";
   co_return response;
 }

@@ -10,6 +10,7 @@
 #include "engine/engine.hpp"
 #include "server/adapter_book.hpp"
 #include "server/weight_source.hpp"
+#include "transfer/kv_gate.hpp"
 
 namespace prl::server {
 
@@ -51,6 +52,8 @@ class Backend {
   virtual std::vector<engine::TenantStats> tenants();
   /// nullptr: no adapters are served.
   virtual AdapterBook* adapters() { return nullptr; }
+  /// nullptr: the engine exchanges no key-value blocks with others.
+  virtual transfer::KvGate* kv() { return nullptr; }
   /// As proof(), of the model with that adapter. Slow. Error{kNotFound}.
   virtual engine::WeightProof proof_of(const std::string& adapter);
 };

@@ -25,6 +25,8 @@ class EngineBackend final : public Backend {
   }
   /// From now on requests may name adapters; at most `max_in_memory` stay in memory. Before the first request.
   void serve_adapters(AdapterBook::Loader adapter_loader, std::size_t max_in_memory);
+  /// Requests may exchange key-value blocks with other engines over `gate`, which is borrowed. Before the first request.
+  void exchange_blocks(transfer::KvGate* gate) noexcept { gate_ = gate; }
 
   std::int64_t max_model_len() const override;
   std::int64_t vocab_size() const override;
@@ -44,6 +46,7 @@ class EngineBackend final : public Backend {
   void remove_tenant(const std::string& name) override;
   std::int64_t cancel_tenant(const std::string& name) override;
   std::vector<engine::TenantStats> tenants() override;
+  transfer::KvGate* kv() override { return gate_; }
   AdapterBook* adapters() override { return adapters_ ? &*adapters_ : nullptr; }
   engine::WeightProof proof_of(const std::string& adapter) override;
 
@@ -54,6 +57,7 @@ class EngineBackend final : public Backend {
   nn::WeightsPtr base_weights_;  ///< nullptr: base_folder_ has them
   std::filesystem::path base_folder_;
   std::optional<AdapterBook> adapters_;
+  transfer::KvGate* gate_ = nullptr;
 };
 
 }  // namespace prl::server

@@ -3,6 +3,7 @@
 #include "base/log.hpp"
 #include "net/errors.hpp"
 #include "server/generation.hpp"
+#include "server/kv_transfer.hpp"
 #include "server/reply_format.hpp"
 #include "server/request_fields.hpp"
 #include "server/routes.hpp"
@@ -46,7 +47,12 @@ net::asio::awaitable<std::shared_ptr<const PreparedRequest>> prepare(Context con
   std::string what = "a free thread to tokenize the request";
   auto running = workers.run(std::move(work), kPrepareTime, std::move(what));
   const std::shared_ptr<PreparedRequest> prepared = co_await std::move(running);
+  if (prepared->kv.is_prefill_only) shorten_to_prefill(*prepared);
   check_count(*context, *prepared);
+  if (prepared->kv.max_uncached_tokens) {
+    auto checking = check_uncached(context, prepared);
+    co_await std::move(checking);
+  }
   if (prepared->make_rule) {
     auto make = [context, cancelled, prepared] {
       if (cancelled.is_cancelled()) fail(ErrorCode::kCancelled, "the client closed its connection");
@@ -133,7 +139,11 @@ Reply answer(Context context, HttpRequest http_request, Prepare prepare_function
   auto preparing = prepare(context, std::move(http), prepare_function);
   const std::shared_ptr<const PreparedRequest> request = co_await std::move(preparing);
   auto generation = std::make_shared<Generation>(context, request);
-  generation->submit();
+  {
+    auto bringing = bring_blocks(context, request);
+    const BroughtBlocks brought = co_await std::move(bringing);
+    generation->submit(brought.key());
+  }
   std::shared_ptr<ReplyFormat> format = make_format(*generation);
   if (request->is_stream) {
     auto streaming = answer_stream(generation, format, stream, deadline);
@@ -144,7 +154,8 @@ Reply answer(Context context, HttpRequest http_request, Prepare prepare_function
     const std::optional<ChoiceNews> news = co_await std::move(next);
     if (!news) fail(ErrorCode::kDeadline, "the request took longer than its limit");
   }
-  HttpResponse response = HttpResponse::json(format->whole(*generation));
+  HttpResponse response = HttpResponse::json(
+      request->kv.is_prefill_only ? prefill_reply(*context, *request, generation->num_cached_tokens()) : format->whole(*generation));
   response.headers.add("X-Request-Id", request->id);
   if (!request->ignored.empty()) response.headers.add("X-Prl-Ignored", ignored_header(request->ignored));
   co_return response;

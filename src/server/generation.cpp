@@ -66,7 +66,7 @@ Generation::~Generation() {
     if (tracks_[i].is_submitted && !choices_[i].is_finished) context_->backend->cancel(tracks_[i].id);
 }
 
-void Generation::submit() {
+void Generation::submit(std::uint64_t kv_key) {
   const auto n = static_cast<std::size_t>(request_->sampling.n);
   for (std::size_t i = 0; i < tracks_.size(); ++i) {
     wire::GenerateRequest request;
@@ -80,6 +80,7 @@ void Generation::submit() {
     request.session_id = request_->session_id;
     request.cache_salt = request_->cache_salt;
     request.priority = request_->priority;
+    if (i == 0) request.kv_key = kv_key;
     engine::EventSink sink = make_sink(i);
     tracks_[i].id = context_->backend->submit(std::move(request), std::move(sink), request_->adapter);
     tracks_[i].is_submitted = true;

@@ -52,7 +52,8 @@ class Generation {
   Generation& operator=(const Generation&) = delete;
 
   /// Hands all requests to the engine. Throws what Backend::submit throws; those already queued are cancelled by the destructor.
-  void submit();
+  /// `kv_key`: of blocks that were brought for the first one.
+  void submit(std::uint64_t kv_key = 0);
   /// The next event that changed something; nullopt when `deadline` passed, also if events wait. Error{kInternal} if the engine
   /// failed on a request, {kUnavailable} if it shuts down.
   net::asio::awaitable<std::optional<ChoiceNews>> next(net::TimePoint deadline);

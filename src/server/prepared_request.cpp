@@ -6,6 +6,7 @@
 
 #include "server/channel_stream.hpp"
 #include "server/json_fields.hpp"
+#include "server/kv_transfer.hpp"
 #include "server/prompt_images.hpp"
 #include "server/request_fields.hpp"
 #include "server/responses_request.hpp"
@@ -81,7 +82,7 @@ void read_text_options(PreparedRequest& out, const JsonFields& fields) {
     net::fail_param(fields.full_name("stop"), fields.full_name("stop") + ": stop strings are found in text, and detokenize is false");
 }
 
-void read_envelope(PreparedRequest& out, const JsonFields& fields, const net::HttpRequest& request) {
+void read_envelope(PreparedRequest& out, const JsonFields& fields, const ServerContext& context, const net::HttpRequest& request) {
   out.session_id = std::string(request.headers.get("X-Session-ID"));
   if (auto salt = fields.string("cache_salt")) out.cache_salt = std::move(*salt);
   assign(out.priority, fields.integer("priority", std::numeric_limits<std::int32_t>::min(), std::numeric_limits<std::int32_t>::max()));
@@ -94,6 +95,7 @@ void read_envelope(PreparedRequest& out, const JsonFields& fields, const net::Ht
   }
   assign(out.return_token_ids, fields.boolean("return_token_ids"));
   assign(out.tokens_as_ids, fields.boolean("return_tokens_as_token_ids"));
+  out.kv = read_kv_order(fields, context);
   out.return_prompt_logprobs = out.sampling.prompt_logprobs.has_value();
   if (out.is_stream && out.return_prompt_logprobs)
     net::fail_param("prompt_logprobs", "prompt_logprobs are not available when stream is true");
@@ -354,7 +356,7 @@ PreparedRequest prepare_chat_body(const ServerContext& context, const net::HttpR
   read_model(out, context, request, body);
   out.sampling = read_sampling(fields, context, context.options.sampling_defaults);
   out.max_tokens_limit = context.options.sampling_defaults.max_tokens;
-  read_envelope(out, fields, request);
+  read_envelope(out, fields, context, request);
   read_text_options(out, fields);
   check_modalities(fields);
   out.want_logprobs = fields.boolean("logprobs").value_or(false);
@@ -424,7 +426,7 @@ PreparedRequest prepare_completion(const ServerContext& context, const net::Http
   read_model(out, context, request, body);
   out.sampling = read_sampling(fields, context, context.options.sampling_defaults);
   out.max_tokens_limit = context.options.sampling_defaults.max_tokens;
-  read_envelope(out, fields, request);
+  read_envelope(out, fields, context, request);
   read_text_options(out, fields);
   if (const auto k = fields.integer("logprobs", 0, context.options.max_logprobs)) {
     out.want_logprobs = true;
@@ -476,7 +478,7 @@ PreparedRequest prepare_generate(const ServerContext& context, const net::HttpRe
   out.sampling = read_sampling(sampling_fields, context);
   read_text_options(out, sampling_fields);
   read_token_rule(out, sampling_fields, context);
-  read_envelope(out, fields, request);
+  read_envelope(out, fields, context, request);
   if (out.cache_salt.empty()) out.cache_salt = sampling_fields.string("cache_salt").value_or("");
   if (sampling_fields.boolean("flat_logprobs").value_or(false))
     net::fail_param("sampling_params.flat_logprobs", "flat_logprobs is not supported; ask for plain logprobs");

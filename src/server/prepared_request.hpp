@@ -13,11 +13,21 @@
 
 #include "net/http_message.hpp"
 #include "text/tokenizer.hpp"
+#include "transfer/kv_gate.hpp"
 #include "wire/generate.hpp"
 
 namespace prl::server {
 
 struct ResponsesRequest;
+
+/// What kv_transfer_params of a request ask for, in vLLM's names and one of our own.
+struct KvTransferOrder {
+  bool is_prefill_only = false;                     ///< do_remote_decode: compute the prompt, for another engine to go on
+  std::optional<transfer::KvPlace> place;           ///< do_remote_prefill: the engine that has computed the prompt
+  std::optional<std::int64_t> max_uncached_tokens;  ///< answer 412 if more tokens of the prompt have to be computed here
+  bool is_empty() const noexcept { return !is_prefill_only && !place && !max_uncached_tokens; }
+};
+
 struct ServerContext;
 
 /// A generation request of any route, checked and tokenized: what is sampled, and how the answer is to look.
@@ -46,6 +56,7 @@ struct PreparedRequest {
   bool detokenize = true;               ///< false: the reply has no text
   std::string echoed_text;              ///< chat with echo: the last message, which the reply's content begins with
   std::vector<std::string> ignored;     ///< members of the body without effect
+  KvTransferOrder kv;
   std::vector<std::int32_t> own_stop_ids;  ///< stop_token_ids of the client; they are reported as stop_reason
 
   std::shared_ptr<const ResponsesRequest> responses;  ///< of /v1/responses only

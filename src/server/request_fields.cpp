@@ -16,7 +16,6 @@ constexpr std::string_view kNoAudio = "audio is not built; this server reads and
 constexpr std::string_view kNoCode = "code of a request is never run here";
 constexpr std::string_view kNoMedia = "how images are read follows from the model; audio and video are not built";
 constexpr std::string_view kOldCalls = "the older form of tools; use tools and tool_choice";
-constexpr std::string_view kNoTransfer = "separate prefill and decode engines are not built";
 
 /// What read_sampling, structured output and the envelope read, on every route.
 constexpr RequestField kShared[] = {
@@ -71,7 +70,7 @@ constexpr RequestField kEnvelope[] = {
     {"return_token_ids"},
     {"return_tokens_as_token_ids"},
     {"extra_body"},
-    {"kv_transfer_params", Fate::kRefused, kNoTransfer},
+    {"kv_transfer_params"},
     {"vllm_xargs", Fate::kRefused, kNoCode},
     {"user", Fate::kInert},
     {"metadata", Fate::kInert},
@@ -121,19 +120,8 @@ constexpr RequestField kCompletion[] = {
 };
 
 constexpr RequestField kGenerate[] = {
-    {"model"},
-    {"token_ids"},
-    {"sampling_params"},
-    {"request_id"},
-    {"stream"},
-    {"stream_options"},
-    {"cache_salt"},
-    {"priority"},
-    {"return_token_ids"},
-    {"features"},
-    {"content_parts"},
-    {"extra_body"},
-    {"kv_transfer_params", Fate::kRefused, kNoTransfer},
+    {"model"},    {"token_ids"},        {"sampling_params"}, {"request_id"},    {"stream"},     {"stream_options"},     {"cache_salt"},
+    {"priority"}, {"return_token_ids"}, {"features"},        {"content_parts"}, {"extra_body"}, {"kv_transfer_params"},
 };
 
 /// Members of vLLM's own class that clients send along with their defaults.
@@ -174,6 +162,7 @@ constexpr RequestField kResponses[] = {
     {"cache_salt"},
     {"priority"},
     {"request_id"},
+    {"kv_transfer_params"},
     {"metadata"},
     {"user", Fate::kInert},
     {"service_tier", Fate::kInert},

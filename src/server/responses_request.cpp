@@ -182,7 +182,7 @@ json::object chat_body_of(const ServerContext& context, const json::object& body
   out.messages = builder.take();
   json::object chat;
   for (const char* name : {"model", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop", "parallel_tool_calls",
-                           "stream", "chat_template_kwargs", "cache_salt", "priority", "request_id"})
+                           "stream", "chat_template_kwargs", "cache_salt", "priority", "request_id", "kv_transfer_params"})
     if (const json::value* value = fields.find(name)) chat[name] = *value;
   const auto instructions = fields.string("instructions");
   json::array messages;

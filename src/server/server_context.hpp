@@ -80,6 +80,7 @@ struct ServerContext {
   std::unique_ptr<net::WorkerPool> text_workers;   ///< templates and tokenization
   std::unique_ptr<net::WorkerPool> large_workers;  ///< the same for large bodies, so that small ones never wait for them
   std::unique_ptr<net::WorkerPool> rule_workers;   ///< automata of structured output
+  std::unique_ptr<net::WorkerPool> kv_workers;     ///< each brings blocks of one prompt from another engine; null: none are brought
   std::unique_ptr<net::WorkerPool> admin_worker;   ///< one thread: changes of weights happen one after the other
   TenantBook tenants;                              ///< runs that share the engine
   net::RunClaim claim;                             ///< of a server that belongs to no run by its start

@@ -61,6 +61,21 @@ void write_drafts(std::string& out, const engine::EngineStats& stats, std::strin
 }
 
 /// What kv_cache_offload does.
+void write_kv_transfer(std::string& out, const transfer::KvGateStats& stats, std::string_view labels) {
+  const auto one = [&](std::string_view name, std::string_view help, auto value) {
+    write_head(out, name, "counter", help);
+    out += fmt::format("{}{{{}}} {}\n", name, labels, value);
+  };
+  one("prl:kv_transfers_total", "Prompts of which blocks came from another engine.", stats.num_transfers);
+  one("prl:kv_transfer_fallbacks_total", "Prompts of which blocks should have come and did not, all or some: they were computed here.",
+      stats.num_fallbacks);
+  one("prl:kv_transfer_blocks_total", "KV blocks that came from other engines.", stats.num_blocks);
+  one("prl:kv_transfer_bytes_total", "Bytes of these blocks.", stats.num_bytes);
+  one("prl:kv_transfer_seconds_total", "Time that requests waited for blocks of other engines.", stats.seconds);
+  one("prl:kv_given_blocks_total", "KV blocks that were given to other engines.", stats.num_blocks_given);
+  one("prl:kv_given_bytes_total", "Bytes of these blocks.", stats.num_bytes_given);
+}
+
 void write_host_blocks(std::string& out, const engine::EngineStats& stats, std::string_view labels) {
   const auto one = [&](std::string_view name, std::string_view type, std::string_view help, std::int64_t value) {
     write_head(out, name, type, help);
@@ -156,7 +171,8 @@ void ServerMetrics::count_http(int status) {
   ++http_by_status_[status];
 }
 
-std::string ServerMetrics::render(const engine::EngineStats& stats, std::string_view model, std::size_t num_connections) const {
+std::string ServerMetrics::render(const engine::EngineStats& stats, std::string_view model, std::size_t num_connections,
+                                  const std::optional<transfer::KvGateStats>& kv) const {
   const std::string labels = fmt::format("engine=\"0\",model_name=\"{}\"", escape_label(model));
   std::string out;
   const auto one = [&](std::string_view name, std::string_view type, std::string_view help, double value) {
@@ -177,6 +193,7 @@ std::string ServerMetrics::render(const engine::EngineStats& stats, std::string_
   one("vllm:prefix_cache_hits_total", "counter", "Prompt tokens found in the prefix cache.", number(stats.num_prefix_hit_tokens));
   if (stats.max_draft_tokens > 0) write_drafts(out, stats, labels);
   if (stats.num_host_blocks_total > 0) write_host_blocks(out, stats, labels);
+  if (kv) write_kv_transfer(out, *kv, labels);
   write_head(out, "vllm:request_success_total", "counter", "Finished requests by reason.");
   for (const auto& [reason, count] :
        {std::pair{"stop", stats.num_finished_stop}, {"length", stats.num_finished_length}, {"abort", stats.num_finished_abort}})

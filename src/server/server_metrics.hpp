@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine/engine.hpp"
+#include "transfer/kv_gate.hpp"
 #include "wire/generate.hpp"
 
 namespace prl::server {
@@ -54,7 +55,9 @@ class ServerMetrics {
   void count_http(int status);
 
   /// Prometheus text format 0.0.4. `model` becomes the label model_name.
-  std::string render(const engine::EngineStats& stats, std::string_view model, std::size_t num_connections) const;
+  /// `kv`: of an engine that exchanges blocks with others.
+  std::string render(const engine::EngineStats& stats, std::string_view model, std::size_t num_connections,
+                     const std::optional<transfer::KvGateStats>& kv = {}) const;
 
  private:
   mutable std::mutex mutex_;

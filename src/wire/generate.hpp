@@ -61,6 +61,8 @@ struct GenerateRequest {
   std::string cache_salt;                           ///< namespace of the prefix cache, added to the policy version
   std::int32_t priority = 0;                        ///< lower is earlier
   std::vector<PromptImage> images = {};             ///< of the prompt, ascending; of this process only
+  std::string kv_transfer_params = {};              ///< JSON object for the server (docs/http-api.md); empty: none. Of HTTP clients only
+  std::uint64_t kv_key = 0;                         ///< of key-value blocks that were brought for it; 0: none. Of this process only
 };
 
 struct TopLogprob {
@@ -91,6 +93,9 @@ struct GenerateOutput {
   /// When its first step was planned; the clock's epoch if it never ran or ran in another process.
   std::chrono::steady_clock::time_point first_step;
   std::string error;  ///< set when finish_reason is kError
+  // Of HTTP clients, of requests with kv_transfer_params alone:
+  bool needs_prefill = false;      ///< no token was drawn: too much of the prompt would have to be computed
+  std::string kv_transfer_params;  ///< of a request that was only prefilled: what the engine that goes on is told
 };
 
 }  // namespace prl::wire

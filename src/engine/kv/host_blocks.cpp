@@ -36,6 +36,10 @@ bool HostBlocks::is_restoring(BlockId device) const noexcept {
   return std::ranges::any_of(restores_, [&](const Pending& copy) { return copy.device == device; });
 }
 
+bool HostBlocks::is_awaited(BlockId host) const noexcept {
+  return std::ranges::any_of(saves_, [&](const Pending& copy) { return copy.host.id() == host; });
+}
+
 void HostBlocks::carried_out() noexcept {
   num_saved_ += std::ssize(saves_);
   num_restored_ += std::ssize(restores_);

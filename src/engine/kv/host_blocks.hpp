@@ -59,6 +59,8 @@ class HostBlocks final : public EvictionListener {
   /// Sets `copies` to what is collected.
   void list(BlockCopies& copies) const;
   bool is_restoring(BlockId device) const noexcept;
+  /// True while a copy that is collected has still to fill it.
+  bool is_awaited(BlockId host) const noexcept;
   bool has_restores() const noexcept { return !restores_.empty(); }
   /// The copies are in the device's queue, ahead of everything that comes later.
   void carried_out() noexcept;

@@ -52,6 +52,7 @@ class ScriptedEngine {
     bool drips = false;                           ///< refuses streams with a body that comes byte by byte, for half a minute
     bool is_silent = false;                       ///< takes requests and answers none, /health neither
     bool is_silent_on_unload = false;             ///< takes requests to unload an adapter and answers none
+    std::int64_t num_uncached = 0;                ///< tokens of prompts that it would have to compute
     int refuse_status = 0;                        ///< of generation routes and updates
     int refuse_order_status = 0;                  ///< of adapters and runs
     std::map<std::string, std::string> adapters;  ///< folders by name
@@ -96,6 +97,11 @@ class ScriptedEngine {
   std::vector<std::string> bodies() const {
     std::lock_guard lock(mutex_);
     return bodies_;
+  }
+  /// kv_transfer_params of requests to /inference/v1/generate, "" where there were none.
+  std::vector<std::string> kv_params() const {
+    std::lock_guard lock(mutex_);
+    return kv_params_;
   }
   /// Seeds of the requests that came, in their order.
   std::vector<std::int64_t> seeds() const {
@@ -205,6 +211,16 @@ class ScriptedEngine {
     co_await std::move(waiting);
     const Script now = script();
     if (now.refuse_status) co_return net::HttpResponse::text("no", now.refuse_status);
+    const boost::json::object params =
+        body.contains("kv_transfer_params") ? body.at("kv_transfer_params").as_object() : boost::json::object();
+    {
+      std::lock_guard lock(mutex_);
+      kv_params_.push_back(params.empty() ? "" : boost::json::serialize(params));
+    }
+    if (params.contains("max_uncached_tokens") && params.at("max_uncached_tokens").as_int64() < now.num_uncached)
+      co_return net::HttpResponse::text("another should compute it", 412);
+    if (params.contains("do_remote_decode"))
+      co_return net::HttpResponse::json(fmt::format(R"({{"kv_transfer_params":{{"remote_port":{}}}}})", port()));
     boost::json::array ids, logprobs, versions;
     for (std::int64_t i = 0; i < now.num_tokens; ++i) {
       ids.emplace_back(token_at(seed, i));
@@ -271,6 +287,7 @@ class ScriptedEngine {
   Script script_;
   std::vector<boost::json::object> updates_;
   std::vector<std::int64_t> seeds_;
+  std::vector<std::string> kv_params_;
   std::vector<std::string> bodies_;
   net::HttpServer http_;
 };
