@@ -2,20 +2,12 @@
 
 #include <stop_token>
 
-#include <memory>
-
 #include "config/inference_config.hpp"
-#include "vision/image_processor.hpp"
 
 namespace prl::launch {
 
-class EngineHost;
-
 /// What an engine's process says when it takes requests.
 inline constexpr const char* kServingMark = "serving";
-
-/// How the host's model takes images; nullptr if it has no vision tower, or no preprocessor_config.json, of which a warning tells.
-std::shared_ptr<const vision::ImageProcessor> image_processor_of(EngineHost& host);
 
 /// `prl inference`: loads the model, serves until `stop`, drains. Returns the exit status.
 int run_inference_role(const config::InferenceConfig& config, std::stop_token stop);

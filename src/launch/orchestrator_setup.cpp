@@ -8,6 +8,7 @@
 #include "env/registry.hpp"
 #include "env/token_chat_client.hpp"
 #include "launch/model_subject.hpp"
+#include "launch/prompt_images.hpp"
 #include "launch/python_functions.hpp"
 #include "launch/teacher_setup.hpp"
 #include "text/json_python.hpp"
@@ -392,7 +393,9 @@ orchestrator::OrchestratorServices orchestrator_services(const config::Orchestra
     services.teacher = env::make_generate_prompt_scorer(transports.generate);
     services.demonstrations = demonstrations(config.opsd, text.renderer);
   }
-  services.chat = std::make_shared<env::TokenChatClientFactory>(text.renderer, std::move(transports.generate));
+  std::shared_ptr<const vision::PromptImages> images;
+  if (config.student.model.vlm) images = prompt_images_of(text_folder(config.student.model.name));
+  services.chat = std::make_shared<env::TokenChatClientFactory>(text.renderer, std::move(transports.generate), std::move(images));
   PRL_CHECK(transports.io || !config.teacher, "an orchestrator with a teacher needs an executor for its requests");
   if (config.teacher) add_teacher(services, config, {text.tokenizer, text.renderer}, *transports.io);
   services.samples = std::move(transports.samples);

@@ -186,7 +186,7 @@ TEST_F(ServerImagesTest, WrongImagesAreA400ThatNamesThePart) {
   expect_param(cut, "truncate_prompt_tokens", "is not cut");
   json::object tokens = body_of({image_part(uri_of("grey.png"))});
   tokens["tokens"] = json::array{1, 2, 3};
-  expect_param(tokens, "messages", "not built on this route", "/v1/chat/completions/tokens");
+  expect_param(tokens, "tokens", "no 24 placeholders in a row", "/v1/chat/completions/tokens");
   EXPECT_EQ(post(body_of({text_part("still here")})).at("choices").at(0).at("message").at("content"), "Seen.");
 }
 
