@@ -323,6 +323,18 @@ orchestrator::OrchestratorOptions orchestrator_options(const config::Orchestrato
   return options;
 }
 
+namespace {
+
+/// Prompts of an environment are much alike: the first tells whether the policy must take images.
+void require_text(const env::Environment& environment) {
+  if (environment.num_tasks(env::Split::kTrain) < 1) return;
+  if (vision::has_images(environment.task(env::Split::kTrain, 0).prompt))
+    fail(ErrorCode::kInvalidArgument,
+         "orchestrator.train.env: prompts of '{}' have images: set model.vlm, with a model that has a vision tower", environment.name());
+}
+
+}  // namespace
+
 std::vector<orchestrator::TrainEnv> train_environments(const config::OrchestratorConfig& config) {
   std::vector<orchestrator::TrainEnv> environments;
   const auto common = advantage_function(config.advantage, config.output_dir);
@@ -332,6 +344,7 @@ std::vector<orchestrator::TrainEnv> train_environments(const config::Orchestrato
     train.environment =
         env::make_environment(in_run(env_spec(entry), env_logs(config.output_dir, "train"), rollouts_at_once(config), config.log.vf_level));
     train.environment->prepare();
+    if (!config.student.model.vlm) require_text(*train.environment);
     train.sampling = sampling_params(entry.sampling.value_or(config.train.sampling));
     train.max_retries = entry.max_retries;
     train.max_total_completion_tokens = entry.max_total_completion_tokens;

@@ -3,9 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <fstream>
 
+#include "base/files.hpp"
 #include "base/testing/source_dir.hpp"
 #include "ops/lm_head.hpp"
+#include "text/tokenizer_builder.hpp"
+#include "trainer/sft/row_packer.hpp"
 #include "trainer/test_support.hpp"
 
 namespace prl::trainer {
@@ -43,7 +47,7 @@ struct ImageSample {
   }
 };
 
-wire::MicroBatch row_of(const std::vector<ImageSample>& samples) {
+wire::MicroBatch row_with_images(const std::vector<ImageSample>& samples) {
   wire::MicroBatch row;
   for (const ImageSample& sample : samples) {
     for (wire::PromptImage image : sample.images) {
@@ -77,7 +81,7 @@ PolicyOptions image_options(DType compute = DType::kF32) {
 }
 
 std::vector<float> logp_of(Policy& policy, const ImageSample& sample) {
-  const wire::MicroBatch row = row_of({sample});
+  const wire::MicroBatch row = row_with_images({sample});
   return policy.forward(row, next_ids(row)).logp_T;
 }
 
@@ -99,7 +103,7 @@ std::vector<float> logp_without_tape(Policy& policy, const ImageSample& sample) 
   const TensorView h = model.forward_packed(
       *weights, {.ids_T = sample.ids, .positions_T = positions, .cu_seqlens = bounds, .rope_positions_3T = axes, .features = features});
   const Tensor logp = Tensor::empty(policy.context().runtime, {T}, DType::kF32), entropy = logp.clone(), lse = logp.clone();
-  const wire::MicroBatch row = row_of({sample});
+  const wire::MicroBatch row = row_with_images({sample});
   ops::lm_head_logprob(policy.context(), logp, entropy, lse, h, weights->lm_head(), next_ids(row), row.temperatures);
   return {logp.as<float>(), logp.as<float>() + T};
 }
@@ -130,7 +134,7 @@ TEST_P(TrainerImagesTest, LogProbabilitiesAreThoseOfInference) {
   for (const ImageSample* sample : {&one_, &other_, &text_}) {
     const std::vector<float> wanted = logp_without_tape(policy, *sample);
     EXPECT_EQ(logp_of(policy, *sample), wanted);
-    const wire::MicroBatch row = row_of({*sample});
+    const wire::MicroBatch row = row_with_images({*sample});
     EXPECT_EQ(policy.evaluate(row, next_ids(row)).logp_T, wanted);
   }
   // Another picture of the same shape gives others.
@@ -146,14 +150,14 @@ TEST_P(TrainerImagesTest, PackingAndLeavesChangeNoBit) {
     const std::vector<float> logp = logp_of(policy, *sample);
     apart.insert(apart.end(), logp.begin(), logp.end());
   }
-  const wire::MicroBatch row = row_of({one_, text_, other_});
+  const wire::MicroBatch row = row_with_images({one_, text_, other_});
   EXPECT_EQ(policy.forward(row, next_ids(row)).logp_T, apart);
   policy.share_rows({.num_leaves = 4, .num_ranks = 1}, nullptr);
   EXPECT_EQ(policy.forward(row, next_ids(row)).logp_T, apart);
 }
 
 TEST_P(TrainerImagesTest, RecomputationChangesNoBitOfAGradient) {
-  const wire::MicroBatch row = row_of({one_, other_});
+  const wire::MicroBatch row = row_with_images({one_, other_});
   Policy keeping(make_cpu_runtime(), image_options(GetParam()));
   const std::vector<float> wanted = grads_of(keeping, row);
   PolicyOptions options = image_options(GetParam());
@@ -171,7 +175,7 @@ INSTANTIATE_TEST_SUITE_P(Types, TrainerImagesTest, ::testing::Values(DType::kF32
 /// The embedding is the head, too: a row of it that images' tokens would wrongly reach shows as a difference to what it truly changes.
 TEST(TrainerImages, GradientsAreThoseOfDifferences) {
   Policy policy(make_cpu_runtime(), image_options());
-  const wire::MicroBatch row = row_of({ImageSample(1, 6, {{2, 3}, {4, 2}})});
+  const wire::MicroBatch row = row_with_images({ImageSample(1, 6, {{2, 3}, {4, 2}})});
   const std::vector<float> grads = grads_of(policy, row);
   const std::vector<std::int32_t> targets = next_ids(row);
   const auto objective = [&] {
@@ -224,7 +228,7 @@ TEST(TrainerImages, AdaptersTrainBesideAFrozenTower) {
   Policy whole(make_cpu_runtime(), image_options()), adapted(make_cpu_runtime(), options);
   const ImageSample sample(1, 6, {{2, 3}});
   EXPECT_EQ(logp_of(adapted, sample), logp_of(whole, sample));
-  const std::vector<float> grads = grads_of(adapted, row_of({sample}));
+  const std::vector<float> grads = grads_of(adapted, row_with_images({sample}));
   EXPECT_TRUE(std::ranges::any_of(grads, [](float g) { return g != 0; }));
 }
 
@@ -237,7 +241,7 @@ TEST(TrainerImages, RowsThatDoNotFitAreRefused) {
     }
     return "no error";
   };
-  const wire::MicroBatch good = row_of({ImageSample(1, 6, {{2, 3}})});
+  const wire::MicroBatch good = row_with_images({ImageSample(1, 6, {{2, 3}})});
   PolicyOptions options = image_options();
   Policy policy(make_cpu_runtime(), options);
   EXPECT_EQ(said(policy, good), "no error");
@@ -256,6 +260,64 @@ TEST(TrainerImages, RowsThatDoNotFitAreRefused) {
   options.takes_images = true;
   options.model = folder.path;
   EXPECT_THROW(Policy(make_cpu_runtime(), options), Error);
+}
+
+/// Rows of a data file with images beside it.
+TEST(TrainerImages, DataHasPicturesInPlaceOfTheirPlaceholders) {
+  testing_support::Scratch scratch("image-data");
+  const std::filesystem::path golden = image_options().model, folder = scratch.path / "data";
+  std::filesystem::create_directories(folder / "pictures");
+  std::filesystem::copy(golden / "grey.png", folder / "pictures" / "grey.png");
+  std::filesystem::copy(golden / "colours.png", scratch.path / "outside.png");
+  text::write_byte_level_tokenizer(scratch.path, {.more_special = {"<|vision_start|>", "<|vision_end|>", "<|image_pad|>"}});
+  SftText text;
+  text.tokenizer = std::make_shared<const text::Tokenizer>(text::Tokenizer::load(scratch.path));
+  text.renderer = text::make_renderer({.name = "qwen3.5"}, text.tokenizer, nullptr);
+  const vision::PromptImages::Options options{
+      .processor = std::make_shared<const vision::ImageProcessor>(vision::ImageProcessor::load(golden)),
+      .placeholder = *text.tokenizer->id_of("<|image_pad|>")};
+  const std::string uri = vision::png_data_uri(read_file(golden / "colours.png"));
+  const auto row = [](const std::string& images) { return R"({"prompt": "What?", "completion": "Seen", "images": [)" + images + "]}\n"; };
+  std::ofstream(folder / "d.jsonl") << row(R"("pictures/grey.png", ")" + uri + '"') << row(R"({"bytes": ")" + uri.substr(22) + R"("})")
+                                    << row(R"("../outside.png")") << row(R"("pictures/none.png")")
+                                    << row(R"("data:image/gif;base64,AAAA")");
+  config::SftDataConfig data;
+  data.name = (folder / "d.jsonl").string();
+  data.shuffle = false;
+  io::HubSettings offline;
+  offline.is_offline = true;
+  const auto said = [&](std::int64_t at) -> std::string {
+    try {
+      make_data_stream(data, text, offline)->at(at, 1000);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_THAT(said(0), ::testing::HasSubstr("set model.vlm"));
+  text.images = std::make_shared<const vision::PromptImages>(options);
+  const auto stream = make_data_stream(data, text, offline);
+  const std::optional<SftSample> two = stream->at(0, 1000), one = stream->at(1, 1000);
+  ASSERT_TRUE(two && one);
+  ASSERT_EQ(two->images.size(), 2u);
+  EXPECT_EQ(two->mask.size(), two->ids.size());
+  std::int64_t num_placeholders = 0, num_trained = std::ranges::count(two->mask, 1);
+  for (const std::int32_t id : two->ids) num_placeholders += id == options.placeholder;
+  EXPECT_EQ(num_placeholders, two->images[0].num_tokens() + two->images[1].num_tokens());
+  EXPECT_EQ(num_trained, std::ranges::count(one->mask, 1));
+  for (const wire::PromptImage& image : two->images)
+    for (std::int64_t t = image.first; t < image.end(); ++t) EXPECT_EQ(two->mask[static_cast<std::size_t>(t)], 0);
+  EXPECT_EQ(two->images[1].pixels->rgb, one->images[0].pixels->rgb);
+  EXPECT_EQ(two->images[1].pixels, one->images[0].pixels) << "read once";
+  // Cut within the second picture: no token is left to train on.
+  EXPECT_FALSE(stream->at(0, two->images[1].first + 3).has_value());
+  EXPECT_THAT(said(2), ::testing::AllOf(::testing::HasSubstr("d.jsonl:3"), ::testing::HasSubstr("leads out of")));
+  EXPECT_THAT(said(3), ::testing::HasSubstr("none.png"));
+  EXPECT_THAT(said(4), ::testing::HasSubstr("image 0: wanted 'data:image/png;base64,'"));
+  // In a row images stand behind those of the samples before.
+  const wire::MicroBatch packed = *RowPacker(*stream, two->ids.size() + one->ids.size()).next_until(2);
+  ASSERT_EQ(packed.images.size(), 3u);
+  EXPECT_EQ(packed.images[2].first, static_cast<std::int64_t>(two->ids.size()) + one->images[0].first);
 }
 
 }  // namespace
