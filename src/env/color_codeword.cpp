@@ -32,21 +32,16 @@ constexpr std::array<NamedColor, 9> kColors{{{"red", {255, 0, 0}},
 
 char letter_of(std::size_t color) { return static_cast<char>('A' + color); }
 
-/// The last run of capital letters that no other letter or digit touches.
-std::string codeword_in(const std::string& answer) {
-  const auto is_letter = [](char c) { return c >= 'A' && c <= 'Z'; };
-  const auto is_word = [&](char c) { return is_letter(c) || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_'; };
+/// The last run of `length` capital letters that no other letter or digit touches, or of any number if none has that length.
+std::string codeword_in(const std::string& answer, std::size_t length) {
+  const auto is_capital = [](char c) { return c >= 'A' && c <= 'Z'; };
+  const auto is_of_word = [&](char c) { return is_capital(c) || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_'; };
   std::string found;
-  for (std::size_t i = 0; i < answer.size();) {
-    if (!is_word(answer[i])) {
-      ++i;
-      continue;
-    }
-    std::size_t end = i;
-    while (end < answer.size() && is_word(answer[end])) ++end;
-    if (std::all_of(answer.begin() + static_cast<std::ptrdiff_t>(i), answer.begin() + static_cast<std::ptrdiff_t>(end), is_letter))
-      found = answer.substr(i, end - i);
-    i = end;
+  for (auto begin = std::find_if(answer.begin(), answer.end(), is_of_word); begin != answer.end();) {
+    const auto end = std::find_if_not(begin, answer.end(), is_of_word);
+    const std::string word(begin, end);
+    if (std::all_of(word.begin(), word.end(), is_capital) && (word.size() == length || found.size() != length)) found = word;
+    begin = std::find_if(end, answer.end(), is_of_word);
   }
   return found;
 }
@@ -54,10 +49,10 @@ std::string codeword_in(const std::string& answer) {
 Rubric make_codeword_rubric() {
   Rubric rubric;
   rubric.reward("exact_match", 1.0, [](const Task& task, const Episode& episode) {
-    return codeword_in(last_assistant_text(episode.completion)) == task.answer ? 1.0 : 0.0;
+    return codeword_in(last_assistant_text(episode.completion), task.answer.size()) == task.answer ? 1.0 : 0.0;
   });
   rubric.metric("partial_match", [](const Task& task, const Episode& episode) {
-    const std::string found = codeword_in(last_assistant_text(episode.completion));
+    const std::string found = codeword_in(last_assistant_text(episode.completion), task.answer.size());
     double num_right = 0;
     for (std::size_t i = 0; i < std::min(found.size(), task.answer.size()); ++i) num_right += found[i] == task.answer[i];
     return num_right / static_cast<double>(task.answer.size());

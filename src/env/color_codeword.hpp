@@ -11,7 +11,7 @@ namespace prl::env {
 /// on, as the system prompt says); the model answers with the codeword of all squares so far, and the last answer is scored.
 ///
 /// reward = exact_match (1 if the last answer's codeword is that of all squares). Metric partial_match: the share of letters in place. The
-/// codeword of an answer is its last word of capital letters, whatever stands around it.
+/// codeword of an answer is its last word of as many capital letters as there are squares, whatever stands around it.
 /// Demonstrations answer each turn with the codeword so far.
 ///
 /// Args: num_train 1000, num_eval 100 tasks (of both splits drawn from `seed`, apart), seed 42, num_turns 3, images_per_turn 1,

@@ -85,7 +85,7 @@ TEST_F(ChatWithImages, ImagesOfEarlierTurnsStay) {
   EXPECT_EQ(generate_->requests[0].images.size(), 2u);
   EXPECT_EQ(first.tokens.prompt_roles.size(), first.tokens.prompt_ids.size());
   messages.push_back(first.message);
-  messages.push_back(task_of(R"({"image_size": 40, "system_prompt": null})").prompt[0]);
+  messages.push_back(task_of(R"({"image_size": 32, "system_prompt": null})").prompt[0]);
   const ChatTurn second = ask(*client, messages);
   EXPECT_TRUE(second.is_bridged);
   std::vector<std::int32_t> before = first.tokens.prompt_ids;
@@ -95,7 +95,7 @@ TEST_F(ChatWithImages, ImagesOfEarlierTurnsStay) {
   ASSERT_EQ(second.tokens.images.size(), 3u);
   EXPECT_EQ(second.tokens.images[1].pixels, first.tokens.images[1].pixels) << "one copy";
   EXPECT_EQ(second.tokens.images[1].first, first.tokens.images[1].first);
-  EXPECT_EQ(second.tokens.images[2].num_tokens(), 25);
+  EXPECT_EQ(second.tokens.images[2].num_tokens(), 16);
   EXPECT_GT(second.tokens.images[2].first, static_cast<std::int64_t>(before.size()));
   for (std::int64_t t = second.tokens.images[2].first; t < second.tokens.images[2].end(); ++t)
     EXPECT_EQ(second.tokens.prompt_ids[static_cast<std::size_t>(t)], pad_);

@@ -179,7 +179,7 @@ TEST_F(ServerImagesTest, WrongImagesAreA400ThatNamesThePart) {
   expect_param(cut, "truncate_prompt_tokens", "is not cut");
   json::object tokens = body_of({image_part(uri_of("grey.png"))});
   tokens["tokens"] = json::array{1, 2, 3};
-  expect_param(tokens, "tokens", "no 24 placeholders in a row", "/v1/chat/completions/tokens");
+  expect_param(tokens, "tokens", "no 6 placeholders in a row", "/v1/chat/completions/tokens");
   EXPECT_EQ(post(body_of({text_part("still here")})).at("choices").at(0).at("message").at("content"), "Seen.");
 }
 
@@ -224,7 +224,7 @@ TEST_F(ServerImagesTest, PromptsOfTokensTakePicturesAtTheirSize) {
   refused("mm_placeholders", 1, json::object{{"offset", 3}}, "features.mm_placeholders.image[1]", "{offset, length}");
   refused("kwargs_data", 0, "tensors", "features.kwargs_data.image[0]", "wanted a data: URI");
   refused("kwargs_data", 0, nullptr, "features.kwargs_data.image[0]", "tensors are not read");
-  refused("kwargs_data", 0, uri_of("photo.jpg"), "features.kwargs_data.image[0]", "multiples of 8");
+  refused("kwargs_data", 0, json::string(uri_of("photo.jpg")), "features.kwargs_data.image[0]", "multiples of 8");
   json::object bad = body;
   bad["features"].as_object()["mm_hashes"].as_object()["image"].as_array().pop_back();
   expect_param(bad, "features.mm_hashes.image", "1 entries for 2 images", route);
