@@ -7,6 +7,7 @@
 
 #include "base/files.hpp"
 #include "base/testing/source_dir.hpp"
+#include "device/testing/test_runtime.hpp"
 #include "ops/lm_head.hpp"
 #include "text/tokenizer_builder.hpp"
 #include "trainer/sft/row_packer.hpp"
@@ -80,6 +81,12 @@ PolicyOptions image_options(DType compute = DType::kF32) {
   return options;
 }
 
+std::vector<float> on_host(const Tensor& values) {
+  std::vector<float> out(static_cast<std::size_t>(values.num_elements()));
+  values.runtime()->copy_to_host(out.data(), values.data(), values.num_bytes());
+  return out;
+}
+
 std::vector<float> logp_of(Policy& policy, const ImageSample& sample) {
   const wire::MicroBatch row = row_with_images({sample});
   return policy.forward(row, next_ids(row)).logp_T;
@@ -105,13 +112,10 @@ std::vector<float> logp_without_tape(Policy& policy, const ImageSample& sample) 
   const Tensor logp = Tensor::empty(policy.context().runtime, {T}, DType::kF32), entropy = logp.clone(), lse = logp.clone();
   const wire::MicroBatch row = row_with_images({sample});
   ops::lm_head_logprob(policy.context(), logp, entropy, lse, h, weights->lm_head(), next_ids(row), row.temperatures);
-  return {logp.as<float>(), logp.as<float>() + T};
+  return on_host(logp);
 }
 
-std::vector<float> all_grads(Policy& policy) {
-  const Tensor& grads = policy.parameters().all_grads();
-  return {grads.as<float>(), grads.as<float>() + grads.num_elements()};
-}
+std::vector<float> all_grads(Policy& policy) { return on_host(policy.parameters().all_grads()); }
 
 /// Of the sum of log-probabilities with weights that differ.
 std::vector<float> grads_of(Policy& policy, const wire::MicroBatch& row) {
@@ -130,7 +134,7 @@ class TrainerImagesTest : public ::testing::TestWithParam<DType> {
 };
 
 TEST_P(TrainerImagesTest, LogProbabilitiesAreThoseOfInference) {
-  Policy policy(make_cpu_runtime(), image_options(GetParam()));
+  Policy policy(make_test_runtime(), image_options(GetParam()));
   for (const ImageSample* sample : {&one_, &other_, &text_}) {
     const std::vector<float> wanted = logp_without_tape(policy, *sample);
     EXPECT_EQ(logp_of(policy, *sample), wanted);
@@ -144,7 +148,7 @@ TEST_P(TrainerImagesTest, LogProbabilitiesAreThoseOfInference) {
 }
 
 TEST_P(TrainerImagesTest, PackingAndLeavesChangeNoBit) {
-  Policy policy(make_cpu_runtime(), image_options(GetParam()));
+  Policy policy(make_test_runtime(), image_options(GetParam()));
   std::vector<float> apart;
   for (const ImageSample* sample : {&one_, &text_, &other_}) {
     const std::vector<float> logp = logp_of(policy, *sample);
@@ -158,14 +162,14 @@ TEST_P(TrainerImagesTest, PackingAndLeavesChangeNoBit) {
 
 TEST_P(TrainerImagesTest, RecomputationChangesNoBitOfAGradient) {
   const wire::MicroBatch row = row_with_images({one_, other_});
-  Policy keeping(make_cpu_runtime(), image_options(GetParam()));
+  Policy keeping(make_test_runtime(), image_options(GetParam()));
   const std::vector<float> wanted = grads_of(keeping, row);
   PolicyOptions options = image_options(GetParam());
   options.checkpointing.freq = 1;
-  Policy recomputing(make_cpu_runtime(), options);
+  Policy recomputing(make_test_runtime(), options);
   EXPECT_EQ(grads_of(recomputing, row), wanted);
   options.checkpointing.parts = {.norm = true, .attn_proj = true, .mlp = true};
-  Policy selective(make_cpu_runtime(), options);
+  Policy selective(make_test_runtime(), options);
   EXPECT_EQ(grads_of(selective, row), wanted);
 }
 
@@ -174,7 +178,7 @@ INSTANTIATE_TEST_SUITE_P(Types, TrainerImagesTest, ::testing::Values(DType::kF32
 
 /// The embedding is the head, too: a row of it that images' tokens would wrongly reach shows as a difference to what it truly changes.
 TEST(TrainerImages, GradientsAreThoseOfDifferences) {
-  Policy policy(make_cpu_runtime(), image_options());
+  Policy policy(make_test_runtime(), image_options());
   const wire::MicroBatch row = row_with_images({ImageSample(1, 6, {{2, 3}, {4, 2}})});
   const std::vector<float> grads = grads_of(policy, row);
   const std::vector<std::int32_t> targets = next_ids(row);
@@ -192,24 +196,24 @@ TEST(TrainerImages, GradientsAreThoseOfDifferences) {
     if (!is_embedding && p.num_elements() < 1000) continue;
     // Of the embedding: the placeholder's row.
     const std::int64_t begin = is_embedding ? kPlaceholderId * H : 0, count = is_embedding ? H : p.num_elements();
-    float* const values = p.value.as<float>() + begin;
+    const Tensor values = p.value.reshaped({p.num_elements()}).slice(begin, count);
     double wanted = 0;
     for (std::int64_t i = 0; i < count; ++i)
       wanted += std::pow(static_cast<double>(grads[static_cast<std::size_t>(p.offset + begin + i)]), 2);
     const double length = std::sqrt(wanted);
     ASSERT_GT(length, 0) << p.name;
-    const std::vector<float> before(values, values + count);
+    const std::vector<float> before = on_host(values);
     constexpr double kStep = 3e-3;
-    const auto moved = [&](double by) {
-      for (std::int64_t i = 0; i < count; ++i)
-        values[i] = before[static_cast<std::size_t>(i)] +
-                    static_cast<float>(by * static_cast<double>(grads[static_cast<std::size_t>(p.offset + begin + i)]) / length);
+    const auto set = [&](double by) {
+      std::vector<float> moved = before;
+      for (std::size_t i = 0; i < moved.size(); ++i)
+        moved[i] += static_cast<float>(by * static_cast<double>(grads[static_cast<std::size_t>(p.offset + begin) + i]) / length);
+      values.runtime()->copy_from_host(values.data(), moved.data(), values.num_bytes());
       policy.refresh(PolicyVersion{1});
       return objective();
     };
-    const double found = (moved(kStep) - moved(-kStep)) / (2 * kStep);
-    std::copy(before.begin(), before.end(), values);
-    policy.refresh(PolicyVersion{1});
+    const double found = (set(kStep) - set(-kStep)) / (2 * kStep);
+    set(0);
     EXPECT_NEAR(found / length, 1.0, 0.03) << p.name;
     ++num_checked;
   }
@@ -225,7 +229,7 @@ TEST(TrainerImages, AdaptersTrainBesideAFrozenTower) {
                                    .rank_pattern = {},
                                    .alpha_pattern = {},
                                    .base_model = "golden"};
-  Policy whole(make_cpu_runtime(), image_options()), adapted(make_cpu_runtime(), options);
+  Policy whole(make_test_runtime(), image_options()), adapted(make_test_runtime(), options);
   const ImageSample sample(1, 6, {{2, 3}});
   EXPECT_EQ(logp_of(adapted, sample), logp_of(whole, sample));
   const std::vector<float> grads = grads_of(adapted, row_with_images({sample}));
@@ -243,7 +247,7 @@ TEST(TrainerImages, RowsThatDoNotFitAreRefused) {
   };
   const wire::MicroBatch good = row_with_images({ImageSample(1, 6, {{2, 3}})});
   PolicyOptions options = image_options();
-  Policy policy(make_cpu_runtime(), options);
+  Policy policy(make_test_runtime(), options);
   EXPECT_EQ(said(policy, good), "no error");
   wire::MicroBatch bad = good;
   bad.input_ids[8] = 5;
@@ -253,13 +257,13 @@ TEST(TrainerImages, RowsThatDoNotFitAreRefused) {
   bad.images[0].cols = 1;
   EXPECT_THAT(said(policy, bad), ::testing::HasSubstr("brought to its size for another model"));
   options.takes_images = false;
-  Policy of_text(make_cpu_runtime(), options);
+  Policy of_text(make_test_runtime(), options);
   EXPECT_THAT(said(of_text, good), ::testing::HasSubstr("set model.vlm"));
   testing_support::Scratch folder("no-tower");
   nn::init_model(testing_support::tiny_model(), folder.path);
   options.takes_images = true;
   options.model = folder.path;
-  EXPECT_THROW(Policy(make_cpu_runtime(), options), Error);
+  EXPECT_THROW(Policy(make_test_runtime(), options), Error);
 }
 
 /// Rows of a data file with images beside it.
@@ -314,6 +318,13 @@ TEST(TrainerImages, DataHasPicturesInPlaceOfTheirPlaceholders) {
   EXPECT_THAT(said(2), ::testing::AllOf(::testing::HasSubstr("d.jsonl:3"), ::testing::HasSubstr("leads out of")));
   EXPECT_THAT(said(3), ::testing::HasSubstr("none.png"));
   EXPECT_THAT(said(4), ::testing::HasSubstr("image 0: wanted 'data:image/png;base64,'"));
+  // The same pictures in the columns of a Parquet file.
+  data.name = (test_source_dir() / "tests" / "fixtures" / "parquet" / "images.parquet").string();
+  const auto binary = make_data_stream(data, text, offline);
+  const std::optional<SftSample> stored = binary->at(1, 1000);
+  ASSERT_TRUE(stored.has_value());
+  ASSERT_EQ(stored->images.size(), 2u);
+  EXPECT_EQ(stored->images[1].pixels, two->images[0].pixels);
   // In a row images stand behind those of the samples before.
   const wire::MicroBatch packed = *RowPacker(*stream, two->ids.size() + one->ids.size()).next_until(2);
   ASSERT_EQ(packed.images.size(), 3u);

@@ -69,6 +69,14 @@ nn::VisionTowerPtr load_tower(ops::OpContext& context, const PolicyOptions& opti
   return tower;
 }
 
+/// Engines of this process compute with the same tower; later versions have that of the one before.
+nn::WeightsPtr with_tower(nn::WeightsPtr weights, const nn::VisionTowerPtr& tower) {
+  if (tower == nullptr || weights->vision != nullptr) return weights;
+  auto seeing = std::make_shared<nn::Weights>(*weights);
+  seeing->vision = tower;
+  return seeing;
+}
+
 DType adapter_dtype(const PolicyOptions& options) noexcept { return options.adapter_dtype.value_or(options.compute); }
 
 }  // namespace
@@ -177,15 +185,7 @@ nn::WeightsPtr Policy::initial_weights() {
     all.init_random(options_.seed);
     weights = nn::make_weights(context(), all, options_.compute, start, true, nullptr);
   }
-  return with_tower(std::move(weights));
-}
-
-/// Engines of this process compute with the same tower; later versions have that of the one before.
-nn::WeightsPtr Policy::with_tower(nn::WeightsPtr weights) const {
-  if (images_->tower() == nullptr || weights->vision != nullptr) return weights;
-  auto seeing = std::make_shared<nn::Weights>(*weights);
-  seeing->vision = images_->tower();
-  return seeing;
+  return with_tower(std::move(weights), images_->tower());
 }
 
 void Policy::fill_initial(nn::Parameters& parameters) const {
@@ -218,7 +218,8 @@ void Policy::load_initial() {
   if (options_.lora) {
     nn::Parameters all(runtime_, config(), parameters_.table());
     fill_initial(all);
-    weights_ = with_tower(nn::adapt_weights(context(), all, *options_.lora, adapter_dtype(options_), base_, PolicyVersion{0}));
+    weights_ =
+        with_tower(nn::adapt_weights(context(), all, *options_.lora, adapter_dtype(options_), base_, PolicyVersion{0}), images_->tower());
   } else {
     weights_ = initial_weights();
   }
@@ -301,9 +302,11 @@ void Policy::refresh(PolicyVersion version, nn::LateValues rounded) {
     weights_ = late->weights();
   } else if (options_.lora) {
     weights_ = with_tower(nn::adapt_weights(context(), parameters_, *options_.lora, adapter_dtype(options_), base_, version,
-                                            has_masters_at_hand() ? Tensor() : rounded.values));
+                                            has_masters_at_hand() ? Tensor() : rounded.values),
+                          images_->tower());
   } else {
-    weights_ = with_tower(nn::make_weights(context(), parameters_, options_.compute, version, true, weights_, rounded.values));
+    weights_ =
+        with_tower(nn::make_weights(context(), parameters_, options_.compute, version, true, weights_, rounded.values), images_->tower());
   }
   late_ = std::move(late);
 }

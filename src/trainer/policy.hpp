@@ -140,7 +140,6 @@ class Policy {
   Policy(std::shared_ptr<DeviceRuntime> runtime, std::shared_ptr<ops::OpSession> session, nn::WeightsPtr base, nn::VisionTowerPtr tower,
          PolicyOptions options);
   nn::WeightsPtr initial_weights();
-  nn::WeightsPtr with_tower(nn::WeightsPtr weights) const;
   /// The held part of the masters at first.
   void fill_initial(nn::Parameters& parameters) const;
   void fill_outside_of_layers();

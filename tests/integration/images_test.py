@@ -172,6 +172,20 @@ def a_process_per_role_gives_the_same_bits():
                 digests.append(tensor_digest(out / "weights/step_3"))
             check(digests[0] == digests[1], f"{name}: other weights with a process per role")
         check(digests[0] != tensor_digest(warmed) or name == "three", "nothing was trained")
+        # An environment in a Python worker, whose messages come with images.
+        python = folder / "python.toml"
+        python.write_text(config.read_text().partition("[[orchestrator.train.env]]")[0] + f"""
+[[orchestrator.train.env]]
+id = "words"
+kind = "fake"
+num_workers = 1
+args = {{ turns = 2, image = "{uri("grey.png")}" }}
+""")
+        prl("rl", "@", python, "--output-dir", folder / "python", *renderer)
+        rows = metrics(folder / "python")
+        check([rows[step]["mismatch_kl/all/max"] for step in (1, 2, 3)] == [0, 0, 0], f"images of a worker: {rows}")
+        seen = [row for path in (folder / "python").rglob("train_rollouts.jsonl") for row in rows_of(path)]
+        check(seen and all(json.dumps([row["prompt"], row["completion"]]).count("image_url") == 4 for row in seen), f"{seen[:1]}")  # type and member of two images
         # Without the key conversations with images are refused by name.
         plain = config.read_text().replace(", vlm = {}", "")
         config.write_text(plain)
