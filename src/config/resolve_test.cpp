@@ -420,6 +420,8 @@ TEST(ResolveRl, WhatIsNotBuiltIsNamedWithItsKey) {
   expect("--trainer.max-concurrent-runs 2 --trainer.model.lora", "several runs in one launch");
   expect("--trainer.model.tp 2", "tensor parallelism");
   expect("--trainer.model.vlm.freeze-vision-encoder false", "vision tower");
+  expect("--model.vlm --orchestrator.training-mode opsd", "images where a teacher is asked");
+  EXPECT_THAT(load_line<RlConfig>(kRlLine + "--model.vlm --model.vlm.vision-encoder-attr visual").not_built, IsEmpty());
   expect("--trainer.model.quantization.type mxfp8", "8-bit");
   expect("--trainer.model.fp8 --trainer.model.reshard-after-forward", "8-bit weights whose layers");
   expect("--trainer.model.full-offload", "on the host");

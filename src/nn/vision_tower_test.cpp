@@ -263,21 +263,28 @@ TEST_F(VisionTowerTest, WhatIsWrongIsNamed) {
   EXPECT_FALSE(configured("1", "1").vision) << "no files, no tower";
 }
 
-TEST_F(VisionTowerTest, TrainersRefuseImages) {
-  Parameters parameters(ctx().runtime, config_);
-  load_parameters(parameters, folder_);
-  TrainableModel model(ctx(), parameters, {});
-  const WeightsPtr weights = make_weights(ctx(), parameters, DType::kF32, {}, true, nullptr);
-  const std::vector<std::int32_t> ids{1, 2, 3}, positions{0, 1, 2}, bounds{0, 3}, targets{2, 3, -1}, axes(9, 0);
-  const std::vector<float> temperatures(3, 1.0f);
-  PackedBatch batch{.ids_T = ids, .positions_T = positions, .cu_seqlens = bounds};
-  batch.rope_positions_3T = axes;
-  try {
-    model.evaluate(weights, batch, targets, temperatures);
-    ADD_FAILURE() << "no error";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kNotImplemented);
-    EXPECT_THAT(error.what(), HasSubstr("images among what is trained on"));
+TEST_F(VisionTowerTest, TrainingGivesTheBitsOfInference) {
+  for (const DType compute : {DType::kF32, DType::kBF16}) {
+    const WeightsPtr serving = load(compute);
+    InferenceModel inference(ctx());
+    Parameters parameters(ctx().runtime, config_);
+    load_parameters(parameters, folder_);
+    parameters.ensure_grads();
+    parameters.zero_grads();
+    TrainableModel model(ctx(), parameters, {});
+    const WeightsPtr weights = make_weights(ctx(), parameters, compute, {}, true, nullptr);
+    const std::vector<std::int32_t> ids = ints("ids"), positions = ints("positions");
+    const std::vector<std::int32_t> rows(positions.begin(), positions.begin() + static_cast<std::ptrdiff_t>(ids.size()));
+    const std::int32_t bounds[2] = {0, static_cast<std::int32_t>(ids.size())};
+    std::vector<std::int32_t> targets(ids.begin() + 1, ids.end());
+    targets.push_back(-1);
+    const std::vector<float> temperatures(ids.size(), 1.0f);
+    const std::vector<FeatureRows> features = features_of_prompt(*serving->vision);
+    PackedBatch batch{.ids_T = ids, .positions_T = rows, .cu_seqlens = bounds, .rope_positions_3T = positions, .features = features};
+    EXPECT_EQ(model.forward(weights, batch, targets, temperatures).logp_T, packed_logp(*serving, inference));
+    model.backward(std::vector<float>(ids.size(), 0.1f));
+    batch.rope_positions_3T = batch.rope_positions_3T.subspan(1);
+    EXPECT_THROW(model.forward(weights, batch, targets, temperatures), Error);
   }
 }
 

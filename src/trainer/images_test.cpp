@@ -117,13 +117,17 @@ std::vector<float> logp_without_tape(Policy& policy, const ImageSample& sample) 
 
 std::vector<float> all_grads(Policy& policy) { return on_host(policy.parameters().all_grads()); }
 
-/// Of the sum of log-probabilities with weights that differ.
+/// Of log-probabilities in an objective: weights that differ, none of placeholders, which no sample trains.
+float weight_of(std::size_t token, std::int32_t target) {
+  return target < 0 || target == kPlaceholderId ? 0.0f : 0.1f * static_cast<float>(1 + token % 5);
+}
+
 std::vector<float> grads_of(Policy& policy, const wire::MicroBatch& row) {
   policy.parameters().zero_grads();
   const std::vector<std::int32_t> targets = next_ids(row);
   policy.forward(row, targets);
   std::vector<float> dlogp;
-  for (std::size_t i = 0; i < targets.size(); ++i) dlogp.push_back(targets[i] < 0 ? 0.0f : 0.1f * static_cast<float>(1 + i % 5));
+  for (std::size_t i = 0; i < targets.size(); ++i) dlogp.push_back(weight_of(i, targets[i]));
   policy.backward(dlogp);
   return all_grads(policy);
 }
@@ -186,7 +190,7 @@ TEST(TrainerImages, GradientsAreThoseOfDifferences) {
     const std::vector<float> logp = policy.evaluate(row, targets).logp_T;
     double sum = 0;
     for (std::size_t i = 0; i < targets.size(); ++i)
-      if (targets[i] >= 0) sum += static_cast<double>(0.1f * static_cast<float>(1 + i % 5)) * static_cast<double>(logp[i]);
+      if (const float weight = weight_of(i, targets[i]); weight != 0) sum += static_cast<double>(weight) * static_cast<double>(logp[i]);
     return sum;
   };
   const std::int64_t H = policy.config().hidden_size;

@@ -60,7 +60,7 @@ struct GenerateRequest {
   std::map<std::string, std::string> headers = {};  ///< sent along where the request goes over HTTP
   std::string cache_salt;                           ///< namespace of the prefix cache, added to the policy version
   std::int32_t priority = 0;                        ///< lower is earlier
-  std::vector<PromptImage> images = {};             ///< of the prompt, ascending; of this process only
+  std::vector<PromptImage> images = {};             ///< of the prompt, ascending
 };
 
 struct TopLogprob {
