@@ -34,7 +34,6 @@ std::shared_ptr<const vision::PromptImages> prompt_images_of(EngineHost& host) {
 
 std::shared_ptr<const vision::PromptImages> prompt_images_of(const std::filesystem::path& folder) {
   constexpr std::size_t kMaxConfigBytes = std::size_t{16} << 20;
-  auto processor = std::make_shared<const vision::ImageProcessor>(vision::ImageProcessor::load(folder));
   const std::filesystem::path path = folder / "config.json";
   boost::json::error_code error;
   const boost::json::value config = boost::json::parse(read_file(path, kMaxConfigBytes), error);
@@ -46,7 +45,8 @@ std::shared_ptr<const vision::PromptImages> prompt_images_of(const std::filesyst
   if (id == nullptr || !id->is_int64() || id->get_int64() < 0 || id->get_int64() > INT32_MAX)
     fail(ErrorCode::kCorrupt, "{}: key 'image_token_id': wanted the id of the placeholder of images", path.string());
   return std::make_shared<const vision::PromptImages>(
-      vision::PromptImages::Options{.processor = std::move(processor), .placeholder = static_cast<std::int32_t>(id->get_int64())});
+      vision::PromptImages::Options{.processor = std::make_shared<const vision::ImageProcessor>(vision::ImageProcessor::load(folder)),
+                                    .placeholder = static_cast<std::int32_t>(id->get_int64())});
 }
 
 }  // namespace prl::launch

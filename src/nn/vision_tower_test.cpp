@@ -12,6 +12,7 @@
 #include "base/testing/temp_folder.hpp"
 #include "io/safetensors.hpp"
 #include "nn/decoder.hpp"
+#include "nn/feature_cache.hpp"
 #include "nn/layers.hpp"
 #include "nn/test_support.hpp"
 #include "nn/weight_files.hpp"
@@ -261,6 +262,30 @@ TEST_F(VisionTowerTest, WhatIsWrongIsNamed) {
   expect_said("deepstack_visual_indexes", [&] { configured(R"("depth": 2)", R"("deepstack_visual_indexes": [1], "depth": 2)"); });
   fs::remove(temporary.path() / "model.safetensors");
   EXPECT_FALSE(configured("1", "1").vision) << "no files, no tower";
+}
+
+TEST_F(VisionTowerTest, FeaturesAreKeptWhileTheyAreUsed) {
+  const WeightsPtr weights = load(DType::kF32);
+  const TowerImage first = picture("grey.png"), second = picture("photo.jpg");
+  FeatureCache cache(ctx(), /*most_bytes=*/1);
+  const auto pass = [&](std::initializer_list<int> pictures) {
+    cache.begin_pass(weights->vision.get());
+    for (const int i : pictures) {
+      const std::vector<float> rows = host(cache.features({static_cast<std::uint64_t>(i), 0}, i == 1 ? first : second));
+      EXPECT_LT(worst_of(rows, floats(i == 1 ? "features.grey.png" : "features.photo.jpg")), kFeatureBound);
+    }
+    return cache.num_computed();
+  };
+  EXPECT_EQ(pass({1, 2, 1}), 2);
+  EXPECT_EQ(pass({2}), 2) << "both are those of the last pass";
+  EXPECT_EQ(pass({2, 1}), 3) << "the first was not, and there is no room for it";
+  FeatureCache wide(ctx());
+  wide.begin_pass(weights->vision.get());
+  const std::vector<float> rows = host(wide.features({1, 0}, first));
+  const VisionTowerPtr other = VisionTower::load(ctx(), *config_.vision, folder_, DType::kF32);
+  wide.begin_pass(other.get());
+  EXPECT_EQ(host(wide.features({1, 0}, first)), rows);
+  EXPECT_EQ(wide.num_computed(), 2) << "of another tower";
 }
 
 TEST_F(VisionTowerTest, TrainingGivesTheBitsOfInference) {

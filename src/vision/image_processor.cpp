@@ -154,6 +154,11 @@ void ImageProcessor::require_whole_tokens(const PictureSize& size, const Image& 
 std::shared_ptr<const wire::ImagePixels> ImageProcessor::take(Image image) const {
   const PictureSize size{image.height, image.width};
   require_whole_tokens(size, image);
+  // What process() makes of the longest picture that it takes may be larger than max_pixels.
+  const std::int64_t side = config_.patch_size * config_.merge_size;
+  const std::int64_t most = std::max(config_.max_pixels, static_cast<std::int64_t>(kMaxProportion) * side * side);
+  if (config_.resizes && size.height * size.width > most)
+    fail(ErrorCode::kInvalidArgument, "an image of {} x {} pixels; the model takes at most {}", image.width, image.height, most);
   auto out = std::make_shared<wire::ImagePixels>();
   out->rgb = std::move(image.rgb);
   out->height = size.height;

@@ -35,7 +35,7 @@ class ImageProcessor {
   /// Error{kInvalidArgument} for a picture whose sides differ by more than 200 times.
   std::shared_ptr<const wire::ImagePixels> process(const Image& image) const;
   /// A picture that was brought to its size before, by a processor like this. Error{kInvalidArgument} for sides that are no multiples of a
-  /// token's.
+  /// token's, or more pixels than such a processor makes.
   std::shared_ptr<const wire::ImagePixels> take(Image image) const;
   /// The grid of tokens of a processed picture.
   wire::PromptImage place(std::shared_ptr<const wire::ImagePixels> pixels, std::int64_t first) const;
