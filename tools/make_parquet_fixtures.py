@@ -4,7 +4,8 @@
     python3 tools/make_parquet_fixtures.py        needs pyarrow
 
 rows.jsonl belongs to all types_*.parquet (the same table under other compressions, page versions and encodings),
-chat.jsonl to chat.parquet, legacy.jsonl to legacy.parquet.
+chat.jsonl to chat.parquet, legacy.jsonl to legacy.parquet. images.parquet has conversations with the pictures of tests/golden/vision in the
+columns that data sets of Hugging Face have for them.
 """
 import datetime as dt
 import decimal
@@ -16,8 +17,23 @@ import uuid
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-OUT = pathlib.Path(__file__).resolve().parent.parent / "tests/fixtures/parquet"
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+OUT = ROOT / "tests/fixtures/parquet"
 WORDS = ["alpha", "beta", "", "Grüße", "日本語", "emoji 🎉", "tab\tnew\nline", 'quote " back \\ slash', "\u0001", "a" * 300]
+
+
+def write_images():
+    part = pa.struct([("type", pa.string()), ("text", pa.string())])
+    message = pa.struct([("role", pa.string()), ("content", pa.list_(part))])
+    image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    rows = []
+    for names in (["grey.png"], ["photo.jpg", "grey.png"]):
+        shown = [{"type": "image", "text": None} for _ in names]
+        rows.append({"messages": [{"role": "user", "content": [*shown, {"type": "text", "text": "What?"}]},
+                                  {"role": "assistant", "content": [{"type": "text", "text": "Seen"}]}],
+                     "images": [{"bytes": (ROOT / "tests/golden/vision" / name).read_bytes(), "path": name} for name in names]})
+    table = pa.Table.from_pylist(rows, schema=pa.schema([("messages", pa.list_(message)), ("images", pa.list_(image))]))
+    pq.write_table(table, OUT / "images.parquet", compression="zstd")
 
 
 def types_table(rows=260):
@@ -131,6 +147,7 @@ def main():
     chat = pa.Table.from_pylist(rows, schema=pa.schema([("id", pa.int64()), ("messages", pa.list_(message)), ("source", pa.string())]))
     pq.write_table(chat, OUT / "chat.parquet", compression="zstd", row_group_size=50)
     write_rows(chat, "chat.jsonl")
+    write_images()
     for file in sorted(OUT.iterdir()):
         print(file.name, file.stat().st_size)
 

@@ -153,7 +153,7 @@ struct EnvConfig : PythonEnvConfig {
   std::optional<CustomRewardConfig> reward;
   template <class V>
   void visit(V& v) {
-    v.field("id", id, "Native (reverse-text, alphabet-sort, gsm8k, math-env, wordle, wiki-search) or Python environment");
+    v.field("id", id, "Native (reverse-text, alphabet-sort, gsm8k, math-env, wordle, wiki-search, color-codeword) or in Python");
     v.field("name", name, "Unique name in metrics and logs; the id if not set");
     v.field("data", data, "Local JSONL file of tasks instead of the environment's own generator", {.status = passed_on("args")});
     v.field("args", args, "Arguments of the environment");
@@ -190,7 +190,7 @@ struct EvalEnvConfig : PythonEnvConfig {
   std::optional<EvalSamplingConfig> sampling;
   template <class V>
   void visit(V& v) {
-    v.field("id", id, "Native (reverse-text, alphabet-sort, gsm8k, math-env, wordle, wiki-search) or Python environment");
+    v.field("id", id, "Native (reverse-text, alphabet-sort, gsm8k, math-env, wordle, wiki-search, color-codeword) or in Python");
     v.field("name", name, "Unique name in metrics and logs; the id if not set");
     v.field("data", data, "Local JSONL file of tasks instead of the environment's own generator", {.status = passed_on("args")});
     v.field("args", args, "Arguments of the environment");

@@ -37,9 +37,12 @@ struct VlmConfig {
   bool freeze_vision_encoder = true;
   template <class V>
   void visit(V& v) {
-    v.field("vision_encoder_attr", vision_encoder_attr, "Name of the vision tower in the checkpoint");
-    v.field("language_model_attr", language_model_attr, "Name of the language model in the checkpoint");
-    v.field("freeze_vision_encoder", freeze_vision_encoder, "Do not train the vision tower");
+    v.field("vision_encoder_attr", vision_encoder_attr, "Name of the vision tower in the model's Python class",
+            {.status = inert("the tower is found by the names that tensors have in files")});
+    v.field("language_model_attr", language_model_attr, "Name of the decoder in the model's Python class",
+            {.status = inert("the decoder is found by the names that tensors have in files")});
+    v.field("freeze_vision_encoder", freeze_vision_encoder, "Do not train the vision tower",
+            {.status = not_built("training of a vision tower", "freeze_vision_encoder = true")});
   }
 };
 
@@ -248,7 +251,7 @@ struct TrainerModelConfig {
     v.field("freeze_moe_router", freeze_moe_router, "Do not train the routers of a mixture of experts");
     v.field("quantization", quantization, "fp8: multiply with weights of 8 bits, a factor for each row, in training and sampling alike");
     v.field("index_cache", index_cache, "Share sparse attention indices between layers", {.status = not_built("sparse attention")});
-    v.field("vlm", vlm, "Vision language model", {.status = not_built("vision language models")});
+    v.field("vlm", vlm, "Samples may have images: the frozen vision tower of the model is loaded");
     v.field("conversion_dir", conversion_dir, "Cache of converted weights",
             {.status = inert("files are read as they are published, and no converted copy is kept")});
     v.field("debug", debug, "Shortcuts for tests");

@@ -70,7 +70,7 @@ struct PolicyModelConfig {
     v.field("name", name, "Name that the server serves; its tokenizer is read from this folder");
     v.field("trust_remote_code", trust_remote_code, "Run Python code of the model folder",
             {.status = inert("no code of a model folder is ever run")});
-    v.field("vlm", vlm, "Vision language model", {.status = not_built("vision language models")});
+    v.field("vlm", vlm, "Conversations may have images, which are read as the model's preprocessor_config.json says");
     v.field("lora", lora, "Adapter that is trained");
   }
 };
@@ -217,7 +217,8 @@ struct OrchestratorConfig {
   static constexpr std::string_view kTeacherAdapter = "a teacher is asked by its model's name";
   static constexpr StatusBelow kStatusBelow[] = {{"teacher.model.lora.name", inert(kTeacherAdapter)},
                                                  {"teacher.model.lora.rank", inert(kTeacherAdapter)},
-                                                 {"teacher.model.lora.alpha", inert(kTeacherAdapter)}};
+                                                 {"teacher.model.lora.alpha", inert(kTeacherAdapter)},
+                                                 {"teacher.model.vlm", not_built("teachers of conversations with images")}};
   template <class V>
   void visit(V& v) {
     v.field("training_mode", training_mode,

@@ -52,6 +52,8 @@ void check_batch(OrchestratorConfig& config, const Check& check) {
 
 void check_teacher(const OrchestratorConfig& config, const Check& check) {
   const std::string_view mode = enum_name(config.training_mode);
+  if (config.student.model.vlm && config.training_mode != TrainingMode::kRl)
+    check.not_built("student.model.vlm", "images where a teacher is asked");
   if (!config.teacher) {
     if (config.training_mode == TrainingMode::kOpd || config.training_mode == TrainingMode::kSft)
       check.problem("teacher", fmt::format("training_mode {} needs a teacher: set its model and client", mode));

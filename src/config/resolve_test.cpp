@@ -419,7 +419,9 @@ TEST(ResolveRl, WhatIsNotBuiltIsNamedWithItsKey) {
   expect("--weight-broadcast.type nccl --trainer.model.lora.modules-to-save lm_head --deployment.type single_node", "whole modules");
   expect("--trainer.max-concurrent-runs 2 --trainer.model.lora", "several runs in one launch");
   expect("--trainer.model.tp 2", "tensor parallelism");
-  expect("--model.vlm", "vision");
+  expect("--trainer.model.vlm.freeze-vision-encoder false", "vision tower");
+  expect("--model.vlm --orchestrator.training-mode opsd", "images where a teacher is asked");
+  EXPECT_THAT(load_line<RlConfig>(kRlLine + "--model.vlm --model.vlm.vision-encoder-attr visual").not_built, IsEmpty());
   expect("--trainer.model.quantization.type mxfp8", "8-bit");
   expect("--trainer.model.fp8 --trainer.model.reshard-after-forward", "8-bit weights whose layers");
   expect("--trainer.model.full-offload", "on the host");
@@ -507,14 +509,14 @@ TEST(ResolveRl, WandbModeIsHeard) {
 }
 
 TEST(ResolveRl, TheErrorOfMissingFeaturesListsEachOnce) {
-  const auto rl = load_line<RlConfig>(kRlLine + "--model.vlm --trainer.model.quantization.type mxfp8");
+  const auto rl = load_line<RlConfig>(kRlLine + "--model.vlm.freeze-vision-encoder false --trainer.model.quantization.type mxfp8");
   try {
     require_built(rl.not_built);
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kNotImplemented);
     const std::string text = error.what();
-    EXPECT_EQ(text.find("vision language models"), text.rfind("vision language models"));
+    EXPECT_EQ(text.find("training of a vision tower"), text.rfind("training of a vision tower"));
     EXPECT_THAT(text, HasSubstr("products of 8-bit activations"));
   }
 }

@@ -29,7 +29,7 @@ struct SharedModelConfig {
   template <class V>
   void visit(V& v) {
     v.field("name", name, "Model of all roles: a Hugging Face folder");
-    v.field("vlm", vlm, "Vision language model", {.status = not_built("vision language models")});
+    v.field("vlm", vlm, "Images in training: set it for a model with a vision tower");
   }
 };
 
@@ -152,6 +152,7 @@ struct RlConfig {
   std::optional<SlurmConfig> slurm;
   bool dry_run = false;
   static constexpr StatusBelow kStatusBelow[] = {
+      {"model.vlm", passed_on("trainer.model.vlm orchestrator.student.model.vlm")},
       {"model.name", passed_on("trainer.model.name orchestrator.student.model.name inference.model.name")},
       {"tokenizer.name", passed_on("trainer.tokenizer.name orchestrator.tokenizer.name")},
       {"tokenizer.chat_template",

@@ -141,6 +141,7 @@ std::vector<std::string> samples_of(const KeyInfo& info) {
   if (type == "float") return {"3.5"};
   if (type == "bool") return {"true", "false"};
   if (type == "str" || type == "path") return {"./elsewhere"};
+  if (type == "section") return {"true"};
   for (std::size_t begin = 0; begin < type.size();) {
     const std::size_t bar = std::min(type.find('|', begin), type.size());
     const std::string word = type.substr(begin, bar - begin);

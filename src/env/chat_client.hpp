@@ -41,6 +41,7 @@ struct TurnTokens {
   std::vector<PromptRole> prompt_roles = {};
   /// Which experts prompt and completion had, as far as the server says; empty where it does not.
   wire::RoutedExperts routed_experts = {};
+  std::vector<wire::PromptImage> images = {};  ///< of the prompt, those of the turns before among them
 };
 
 /// One assistant message.

@@ -11,6 +11,7 @@
 #include "env/detail/service_health.hpp"
 #include "net/service.hpp"
 #include "text/json_python.hpp"
+#include "vision/prompt.hpp"
 
 namespace prl::env {
 namespace {
@@ -63,6 +64,20 @@ json::object sampling_json(const wire::SamplingParams& sampling) {
       if (!object.contains(member.key())) object[member.key()] = member.value();
   }
   return object;
+}
+
+/// Images of a prompt as our server reads them: pictures at the tower's size as PNG files, which lose nothing, where vLLM has tensors.
+json::object features_json(const std::vector<wire::PromptImage>& images) {
+  json::array hashes, places, data;
+  for (const wire::PromptImage& image : images) {
+    const wire::ImagePixels& p = *image.pixels;
+    hashes.emplace_back(vision::hash_text(p));
+    places.push_back(json::object{{"offset", image.first}, {"length", image.num_tokens()}});
+    data.emplace_back(vision::png_data_uri(vision::encode_png({.width = p.width, .height = p.height, .rgb = p.rgb})));
+  }
+  return {{"mm_hashes", json::object{{"image", std::move(hashes)}}},
+          {"mm_placeholders", json::object{{"image", std::move(places)}}},
+          {"kwargs_data", json::object{{"image", std::move(data)}}}};
 }
 
 wire::FinishReason finish_reason_of(const std::string& text) {
@@ -169,6 +184,7 @@ class HttpGenerateClient final : public GenerateClient {
     for (const std::int32_t id : request.prompt_ids) ids.emplace_back(id);
     body["token_ids"] = std::move(ids);
     body["sampling_params"] = sampling_json(request.sampling);
+    if (!request.images.empty()) body["features"] = features_json(request.images);
     if (!request.cache_salt.empty()) body["cache_salt"] = request.cache_salt;
     if (request.priority != 0) body["priority"] = request.priority;
     if (!request.kv_transfer_params.empty()) body["kv_transfer_params"] = text::parse_json(request.kv_transfer_params, text::kJsonDepth);

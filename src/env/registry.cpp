@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "env/alphabet_sort.hpp"
 #include "env/args.hpp"
+#include "env/color_codeword.hpp"
 #include "env/env_log.hpp"
 #include "env/few_shot.hpp"
 #include "env/math_env.hpp"
@@ -44,6 +45,7 @@ constexpr std::array kEntries{
     Entry{"math500", &make_math},
     Entry{"aime2024", &make_math},
     Entry{"aime2025", &make_math},
+    Entry{"color-codeword", &made_by<make_color_codeword>},
     Entry{"wordle", &made_by<make_wordle>},
     Entry{"wiki-search", &make_wiki_search, &makes_up_wiki},
     Entry{"wiki-search-synthetic", &make_wiki_search},

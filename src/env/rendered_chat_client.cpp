@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/error.hpp"
+#include "vision/prompt.hpp"
+
 namespace prl::env {
 
 namespace json = boost::json;
@@ -34,6 +37,8 @@ class RenderedChatClient final : public ChatClient {
       : renderer_(std::move(renderer)), service_(std::move(service)) {}
 
   asio::awaitable<ChatTurn> complete(const ChatRequest& request) override {
+    if (vision::has_images(request.messages))
+      fail(ErrorCode::kNotImplemented, "images in conversations that another model answers and the policy is trained on are not built");
     auto asking = service_->complete(request);
     ChatTurn turn = co_await std::move(asking);
     turn.tokens = tokens_of_reply(*renderer_, request.messages, request.tools, turn.message, turn.is_truncated());

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <utility>
 
 #include "base/error.hpp"
@@ -57,13 +58,15 @@ json::array with_tool_names(json::array messages) {
 
 class TokenChatClient final : public ChatClient {
  public:
-  TokenChatClient(std::shared_ptr<const text::Renderer> renderer, std::shared_ptr<GenerateClient> generate, ConversationOptions options)
-      : renderer_(std::move(renderer)), generate_(std::move(generate)), options_(std::move(options)) {}
+  TokenChatClient(std::shared_ptr<const text::Renderer> renderer, std::shared_ptr<GenerateClient> generate,
+                  std::shared_ptr<const vision::PromptImages> images, ConversationOptions options)
+      : renderer_(std::move(renderer)), generate_(std::move(generate)), images_(std::move(images)), options_(std::move(options)) {}
 
   asio::awaitable<ChatTurn> complete(const ChatRequest& request) override {
     ChatTurn turn;
     wire::GenerateRequest generate = make_request(request, turn);
     turn.tokens.prompt_ids = generate.prompt_ids;
+    turn.tokens.images = generate.images;
     const net::TimePoint begin = net::Clock::now();
     wire::GenerateOutput output = co_await generate_->generate(std::move(generate), request.deadline);
     turn.seconds = std::chrono::duration<double>(net::Clock::now() - begin).count();
@@ -83,13 +86,18 @@ class TokenChatClient final : public ChatClient {
     const json::array& messages = renderer_->wants_tool_names() ? named : request.messages;
     if (continues_last_turn(request)) {
       json::array tail(messages.begin() + static_cast<std::ptrdiff_t>(history_.size()), messages.end());
+      require_no_images(tail);
       bridged = renderer_->bridge_to_next_turn(prompt_ids_, completion_ids_, tail, request.tools);
       if (bridged && options_.wants_roles) turn.tokens.prompt_roles = roles_of(*bridged, tail);
+      if (bridged) generate.images = prompt_images_;
+      if (bridged) place_images(tail, prompt_ids_.size() + completion_ids_.size(), *bridged, turn, generate);
     }
     turn.is_bridged = bridged.has_value();
     if (!bridged) {
+      require_no_images(messages);
       bridged = renderer_->render(messages, request.tools, true);
       if (options_.wants_roles) turn.tokens.prompt_roles = roles_of(*bridged, request.messages);
+      place_images(messages, 0, *bridged, turn, generate);
     }
     generate.prompt_ids = std::move(bridged->ids);
     generate.sampling = request.sampling;
@@ -107,6 +115,32 @@ class TokenChatClient final : public ChatClient {
     for (const auto& [name, value] : options_.headers) generate.headers[name] = value;
     generate.cache_salt = options_.cache_salt;
     return generate;
+  }
+
+  /// Before a renderer sees them, whose template may not know images.
+  void require_no_images(const json::array& messages) const {
+    if (images_ == nullptr && vision::has_images(messages))
+      fail(ErrorCode::kInvalidArgument,
+           "the conversation {} has images, and this model is asked with text alone: it has no vision tower, or model.vlm is not set",
+           options_.session_id);
+  }
+
+  /// Reads the images of `messages`, whose tokens stand behind the first `done` ids, widens their placeholders in ids and roles, and adds
+  /// them to the request.
+  void place_images(const json::array& messages, std::size_t done, text::RenderedConversation& rendered, ChatTurn& turn,
+                    wire::GenerateRequest& generate) const {
+    if (images_ == nullptr || !vision::has_images(messages)) return;
+    const std::vector<vision::PixelsPtr> pictures = images_->of_messages(messages);
+    if (generate.images.size() + pictures.size() > images_->options().max_images)
+      fail(ErrorCode::kInvalidArgument, "the conversation {} has more than {} images", options_.session_id, images_->options().max_images);
+    const auto begin = rendered.ids.begin() + static_cast<std::ptrdiff_t>(done);
+    std::vector<std::int32_t> ids(begin, rendered.ids.end());
+    std::vector<wire::PromptImage> placed = images_->place(pictures, ids);
+    rendered.ids.erase(begin, rendered.ids.end());
+    rendered.ids.insert(rendered.ids.end(), ids.begin(), ids.end());
+    for (wire::PromptImage& image : placed) image.first += static_cast<std::int64_t>(done);
+    if (!turn.tokens.prompt_roles.empty()) vision::widen_at(std::span<const wire::PromptImage>(placed), turn.tokens.prompt_roles);
+    std::ranges::move(placed, std::back_inserter(generate.images));
   }
 
   bool continues_last_turn(const ChatRequest& request) const {
@@ -156,28 +190,32 @@ class TokenChatClient final : public ChatClient {
     history_.push_back(turn.message);
     tools_ = request.tools;
     prompt_ids_ = turn.tokens.prompt_ids;
+    prompt_images_ = turn.tokens.images;
     completion_ids_ = turn.tokens.completion_ids;
     tells_experts_ = !turn.tokens.routed_experts.empty();
   }
 
   std::shared_ptr<const text::Renderer> renderer_;
   std::shared_ptr<GenerateClient> generate_;
+  std::shared_ptr<const vision::PromptImages> images_;
   ConversationOptions options_;
   // The ledger: the last turn's messages (its reply included) and ids.
   json::array history_;
   json::array tools_;
   std::vector<std::int32_t> prompt_ids_;
   std::vector<std::int32_t> completion_ids_;
+  std::vector<wire::PromptImage> prompt_images_;
   bool tells_experts_ = false;  ///< the server's last answer did
 };
 
 }  // namespace
 
-TokenChatClientFactory::TokenChatClientFactory(std::shared_ptr<const text::Renderer> renderer, std::shared_ptr<GenerateClient> generate)
-    : renderer_(std::move(renderer)), generate_(std::move(generate)) {}
+TokenChatClientFactory::TokenChatClientFactory(std::shared_ptr<const text::Renderer> renderer, std::shared_ptr<GenerateClient> generate,
+                                               std::shared_ptr<const vision::PromptImages> images)
+    : renderer_(std::move(renderer)), generate_(std::move(generate)), images_(std::move(images)) {}
 
 std::unique_ptr<ChatClient> TokenChatClientFactory::open(ConversationOptions options) {
-  return std::make_unique<TokenChatClient>(renderer_, generate_, std::move(options));
+  return std::make_unique<TokenChatClient>(renderer_, generate_, images_, std::move(options));
 }
 
 asio::awaitable<void> TokenChatClientFactory::check_health(net::TimePoint deadline) { co_await generate_->check_health(deadline); }

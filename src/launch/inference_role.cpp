@@ -15,13 +15,13 @@
 #include "base/hosts.hpp"
 #include "base/log.hpp"
 #include "launch/engine_host.hpp"
+#include "launch/prompt_images.hpp"
 #include "launch/run_identity.hpp"
 #include "net/io_runtime.hpp"
 #include "net/port_owner.hpp"
 #include "server/api_server.hpp"
 #include "server/engine_backend.hpp"
 #include "transfer/kv_gate.hpp"
-#include "vision/image_processor.hpp"
 
 namespace prl::launch {
 namespace {
@@ -110,23 +110,6 @@ server::ImageInput image_input(EngineHost& host) {
 }
 
 }  // namespace
-
-std::shared_ptr<const vision::ImageProcessor> image_processor_of(EngineHost& host) {
-  const std::optional<nn::VisionConfig>& vision = host.engine().model_config().vision;
-  if (!vision) return nullptr;
-  if (!std::filesystem::exists(host.folder() / "preprocessor_config.json")) {
-    log::warning("{} has no preprocessor_config.json, which says at which size images enter: prompts with images are refused",
-                 host.folder().string());
-    return nullptr;
-  }
-  auto processor = std::make_shared<vision::ImageProcessor>(vision::ImageProcessor::load(host.folder()));
-  const vision::ProcessorConfig& c = processor->config();
-  if (c.patch_size != vision->patch_size || c.merge_size != vision->merge_size || c.temporal_patch_size != vision->temporal_patch)
-    fail(ErrorCode::kCorrupt, "{}: patch_size {}, merge_size {} and temporal_patch_size {}; vision_config of config.json has {}, {} and {}",
-         (host.folder() / "preprocessor_config.json").string(), c.patch_size, c.merge_size, c.temporal_patch_size, vision->patch_size,
-         vision->merge_size, vision->temporal_patch);
-  return processor;
-}
 
 int run_inference_role(const config::InferenceConfig& config, std::stop_token stop) {
   const auto started = std::chrono::steady_clock::now();

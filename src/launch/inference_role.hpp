@@ -2,14 +2,9 @@
 
 #include <stop_token>
 
-#include <memory>
-
 #include "config/inference_config.hpp"
-#include "vision/image_processor.hpp"
 
 namespace prl::launch {
-
-class EngineHost;
 
 /// What an engine's process says when it takes requests.
 inline constexpr const char* kServingMark = "serving";
@@ -17,9 +12,6 @@ inline constexpr const char* kServingMark = "serving";
 inline constexpr const char* kEngineKindVariable = "PRL_ENGINE_KIND";
 /// Variable in which a launcher hands its engines the key that they show each other, if it made one up.
 inline constexpr const char* kKvKeyVariable = "PRL_KV_KEY";
-
-/// How the host's model takes images; nullptr if it has no vision tower, or no preprocessor_config.json, of which a warning tells.
-std::shared_ptr<const vision::ImageProcessor> image_processor_of(EngineHost& host);
 
 /// `prl inference`: loads the model, serves until `stop`, drains. Returns the exit status.
 int run_inference_role(const config::InferenceConfig& config, std::stop_token stop);

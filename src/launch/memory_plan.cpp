@@ -9,7 +9,6 @@
 #include "base/files.hpp"
 #include "base/log.hpp"
 #include "base/units.hpp"
-#include "engine/image_features.hpp"
 #include "engine/memory.hpp"
 #include "engine/sharded_runner.hpp"
 #include "launch/engine_host.hpp"
@@ -17,6 +16,7 @@
 #include "launch/run_spans.hpp"
 #include "nn/adapter.hpp"
 #include "nn/decoder.hpp"
+#include "nn/feature_cache.hpp"
 #include "nn/vision_tower.hpp"
 #include "nn/weights.hpp"
 #include "ops/delta_rule.hpp"
@@ -130,6 +130,13 @@ void MemoryPlan::log_peak(std::size_t peak_bytes, std::string_view of) const {
 
 namespace {
 
+/// Of a tower, its kept features, and the largest picture of a sequence while it is computed.
+std::size_t image_bytes(const nn::VisionConfig& vision, DType compute, std::int64_t sequence) {
+  constexpr std::int64_t kMostImageTokens = 16384;  // the most that published processors make of a picture
+  return nn::tower_bytes(vision, compute) + nn::FeatureCache::kMostBytes +
+         nn::tower_pass_bytes(vision, std::min(sequence, kMostImageTokens), compute);
+}
+
 std::int64_t tokens_of_rank(const trainer::GradientStepOptions& step, std::int64_t seq_len) {
   return step.cut.padded(seq_len) / step.cut.num_ranks;
 }
@@ -185,6 +192,8 @@ MemoryPlan foretell_training(std::size_t available, const TrainingShape& shape, 
       plan.parts.emplace_back("new weights", gathered * size_of(compute));
     plan.parts.emplace_back("group of ranks", kGroupBytes + num_further_groups(shape) * kFurtherGroupBytes);
   }
+  if (shape.policy.takes_images && shape.model.vision)
+    plan.parts.emplace_back("images", image_bytes(*shape.model.vision, compute, shape.seq_len));
   if (shape.policy.share.divides_experts) {
     // As they travel, and rows of x beside those of gradients (autograd::divided_experts).
     const nn::ModelConfig& m = shape.model;
@@ -367,13 +376,7 @@ MemoryPlan plan_engine(std::size_t available, const config::InferenceConfig& inf
   if (inference.parallel.tp > 1 && std::holds_alternative<config::NcclBroadcast>(inference.weight_broadcast))
     if (const std::size_t whole = weight_bytes(model, compute); plan.total() + whole <= usable(plan) / 2)
       plan.parts.emplace_back(kReceivedWeights, whole);
-  if (model.vision) {
-    // The most that published processors make of a picture.
-    constexpr std::int64_t kMostImageTokens = 16384;
-    plan.parts.emplace_back("images",
-                            nn::tower_bytes(*model.vision, compute) + engine::ImageFeatures::kMostBytes +
-                                nn::tower_pass_bytes(*model.vision, std::min(context_length(inference, model), kMostImageTokens), compute));
-  }
+  if (model.vision) plan.parts.emplace_back("images", image_bytes(*model.vision, compute, context_length(inference, model)));
   add_passes(plan, inference, model, compute,
              "the cache must hold one sequence of model.max_model_len tokens at least: lower that or kv.num_blocks, or raise "
              "gpu_memory_utilization if the device has more");

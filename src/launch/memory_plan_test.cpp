@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "base/error.hpp"
+#include "nn/feature_cache.hpp"
 #include "nn/init_model.hpp"
 #include "nn/tensor_table.hpp"
 #include "ops/lm_head.hpp"
@@ -90,6 +91,16 @@ TEST_F(MemoryPlanTest, GradientsOfLinearAttentionTakeStatesOfEveryChunk) {
   EXPECT_EQ(states(8192, false), 0u) << "on a CPU";
   model.linear.layers.clear();
   EXPECT_EQ(states(8192), 0u);
+}
+
+TEST_F(MemoryPlanTest, ATowerAndFeaturesAreCountedWhereImagesAreTaken) {
+  nn::ModelConfig model = nn::load_model_config(folder_);
+  EXPECT_EQ(foretell_training(std::size_t{64} << 30, {model, policy_, step_, kTokens}).part("images"), 0u);
+  policy_.takes_images = true;
+  model.vision = nn::VisionConfig{};
+  const std::size_t found = foretell_training(std::size_t{64} << 30, {model, policy_, step_, kTokens}).part("images");
+  EXPECT_EQ(found, nn::tower_bytes(*model.vision, DType::kBF16) + nn::FeatureCache::kMostBytes +
+                       nn::tower_pass_bytes(*model.vision, kTokens, DType::kBF16));
 }
 
 TEST_F(MemoryPlanTest, ATrainerThatSendsWeightsFromItsDeviceKeepsAFormerVersion) {

@@ -14,6 +14,7 @@
 #include "launch/engine_client.hpp"
 #include "launch/engine_host.hpp"
 #include "launch/http_options.hpp"
+#include "launch/prompt_images.hpp"
 #include "net/report.hpp"
 
 namespace prl::launch {
@@ -36,8 +37,8 @@ class LocalSubject final : public ModelSubject {
     host_ = std::make_unique<EngineHost>(inference, make_runtime(inference.compute), 3);  // base_ as well
     if (!host_->text().renderer) fail(ErrorCode::kInvalidArgument, "{} has no chat template", options.model);
     base_ = host_->engine().weights();
-    chat_ =
-        std::make_shared<env::TokenChatClientFactory>(host_->text().renderer, make_engine_client(host_->engine(), host_->text().tokenizer));
+    chat_ = std::make_shared<env::TokenChatClientFactory>(
+        host_->text().renderer, make_engine_client(host_->engine(), host_->text().tokenizer), prompt_images_of(*host_));
   }
   ~LocalSubject() override { host_->engine().shutdown(); }
   std::shared_ptr<env::ChatClientFactory> chat(const config::EvalSamplingConfig&) override { return chat_; }

@@ -8,6 +8,7 @@
 #include "env/registry.hpp"
 #include "env/token_chat_client.hpp"
 #include "launch/model_subject.hpp"
+#include "launch/prompt_images.hpp"
 #include "launch/python_functions.hpp"
 #include "launch/teacher_setup.hpp"
 #include "text/json_python.hpp"
@@ -322,6 +323,18 @@ orchestrator::OrchestratorOptions orchestrator_options(const config::Orchestrato
   return options;
 }
 
+namespace {
+
+/// Prompts of an environment are much alike: the first tells whether the policy must take images.
+void require_text(const env::Environment& environment) {
+  if (environment.num_tasks(env::Split::kTrain) < 1) return;
+  if (vision::has_images(environment.task(env::Split::kTrain, 0).prompt))
+    fail(ErrorCode::kInvalidArgument,
+         "orchestrator.train.env: prompts of '{}' have images: set model.vlm, with a model that has a vision tower", environment.name());
+}
+
+}  // namespace
+
 std::vector<orchestrator::TrainEnv> train_environments(const config::OrchestratorConfig& config) {
   std::vector<orchestrator::TrainEnv> environments;
   const auto common = advantage_function(config.advantage, config.output_dir);
@@ -331,6 +344,7 @@ std::vector<orchestrator::TrainEnv> train_environments(const config::Orchestrato
     train.environment =
         env::make_environment(in_run(env_spec(entry), env_logs(config.output_dir, "train"), rollouts_at_once(config), config.log.vf_level));
     train.environment->prepare();
+    if (!config.student.model.vlm) require_text(*train.environment);
     train.sampling = sampling_params(entry.sampling.value_or(config.train.sampling));
     train.max_retries = entry.max_retries;
     train.max_total_completion_tokens = entry.max_total_completion_tokens;
@@ -392,7 +406,9 @@ orchestrator::OrchestratorServices orchestrator_services(const config::Orchestra
     services.teacher = env::make_generate_prompt_scorer(transports.generate);
     services.demonstrations = demonstrations(config.opsd, text.renderer);
   }
-  services.chat = std::make_shared<env::TokenChatClientFactory>(text.renderer, std::move(transports.generate));
+  std::shared_ptr<const vision::PromptImages> images;
+  if (config.student.model.vlm) images = prompt_images_of(text_folder(config.student.model.name));
+  services.chat = std::make_shared<env::TokenChatClientFactory>(text.renderer, std::move(transports.generate), std::move(images));
   PRL_CHECK(transports.io || !config.teacher, "an orchestrator with a teacher needs an executor for its requests");
   if (config.teacher) add_teacher(services, config, {text.tokenizer, text.renderer}, *transports.io);
   services.samples = std::move(transports.samples);

@@ -7,6 +7,7 @@
 #include "launch/memory_plan.hpp"
 #include "launch/metric_services.hpp"
 #include "launch/model_setup.hpp"
+#include "launch/prompt_images.hpp"
 #include "launch/ranks.hpp"
 #include "launch/run_folder.hpp"
 #include "launch/trainer_role.hpp"
@@ -77,6 +78,7 @@ int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
     if (!text.renderer)
       fail(ErrorCode::kInvalidArgument, "{} has no chat template; set tokenizer.chat_template, or name a renderer", tokenizer_dir.string());
     options.text = {text.tokenizer, text.chat_template, text.renderer, text.renderer_options};
+    if (config.model.vlm) options.text.images = prompt_images_of(text_folder(config.model.name));
   }
   options.peak_flops = measured_peak_flops(shared.compute, policy.options().compute) * env.size;
   options.checkpoint = checkpoint_options(config.ckpt, config.output_dir, tokenizer_dir, config.tokenizer.chat_template);

@@ -74,6 +74,7 @@ trainer::PolicyOptions policy_options(const config::TrainerConfig& config, const
   options.freezes_routers = config.model.freeze_moe_router;
   options.replays_routes = config.enable_router_replay;
   options.balances_routes = config.model.debug.force_balanced_routing;
+  options.takes_images = config.model.vlm.has_value();
   options.random_init = config.model.debug.random_init;
   options.num_layers = widen(config.model.debug.num_layers);
   options.seed = static_cast<std::uint64_t>(config.seed);

@@ -364,8 +364,7 @@ struct TrainableModel::Impl {
     PRL_CHECK(w != nullptr, "forward without weights");
     check_packed(w->config, batch);
     check_experts(w->config, batch);
-    if (!batch.features.empty() || !batch.rope_positions_3T.empty())
-      fail(ErrorCode::kNotImplemented, "[decoder] images among what is trained on are not built; serve them with prl inference");
+    check_images(*w, batch);
     check_targets(*w, batch.ids_T.size(), target_span, temperature_span);
     tape.clear();
     arena.reset();
@@ -391,6 +390,8 @@ struct TrainableModel::Impl {
       model.adapters = {{weights->adapter.get(), {}}};
       if (tape_or_null != nullptr) model.dropout = dropout_of(batch);
     }
+    model.features = batch.features;
+    if (!batch.rope_positions_3T.empty()) rope.set(ctx, arena, *weights, batch.rope_positions_3T, model, index);
     loads.assign(static_cast<std::size_t>(tape_or_null != nullptr && weights->config.num_experts > 0 ? weights->config.num_layers : 0), {});
     model.loads = loads;
     if (offload != nullptr && tape_or_null != nullptr) offload->begin(static_cast<std::size_t>(weights->config.num_layers));
@@ -453,6 +454,7 @@ struct TrainableModel::Impl {
   std::vector<std::int32_t> cu_seqlens, targets;
   std::vector<float> temperatures;
   std::vector<autograd::ExpertLoad> loads;
+  StepRope rope;
   Var h_TH;
   HeadResult head;
   HeadWork work;

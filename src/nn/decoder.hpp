@@ -37,9 +37,9 @@ struct PackedBatch {
   /// [num_layers, T, K], of mixtures of experts: which experts the ids have (ops::route); empty: those of the router.
   std::span<const std::int32_t> experts_LTK = {};
   /// [3, T], of models with a vision tower: what tokens turn with in time, height and width (ops::RopeSections); empty: positions_T in all
-  /// three. Not in training.
+  /// three.
   std::span<const std::int32_t> rope_positions_3T = {};
-  std::span<const FeatureRows> features = {};  ///< not in training
+  std::span<const FeatureRows> features = {};  ///< read until the end of forward(); these rows of the embedding get no gradient
 };
 
 /// New tokens of several requests over a paged cache. Host arrays but for drawn_B; see ops::PagedAttention.

@@ -194,12 +194,22 @@ LayerMemory memory_of_all_layers(Frame& frame, const Weights& w, std::int64_t nu
   return memory;
 }
 
-/// Tokens of images in place of their rows of the embedding.
-void put_features(Frame& frame, std::span<const FeatureRows> features, const TensorView& x_TH) {
-  PRL_CHECK(features.empty() || frame.tape == nullptr, "images among what is trained on");
-  for (const FeatureRows& of : features)
-    frame.ctx.runtime->copy_within(x_TH.rows(of.first, of.rows_NH.shape[0]).data, of.rows_NH.data,
+/// Tokens of images in place of their rows of the embedding, which get no gradient from them: this rule runs right before the embedding's.
+void put_features(Frame& frame, std::span<const FeatureRows> features, const autograd::Var& x_TH) {
+  std::vector<std::pair<std::int64_t, std::int64_t>> places;
+  for (const FeatureRows& of : features) {
+    const std::int64_t count = of.rows_NH.shape[0];
+    frame.ctx.runtime->copy_within(x_TH.value.rows(of.first, count).data, of.rows_NH.data,
                                    static_cast<std::size_t>(of.rows_NH.shape.num_elements()) * size_of(of.rows_NH.dtype));
+    places.emplace_back(of.first, count);
+  }
+  if (frame.tape == nullptr || places.empty()) return;
+  frame.tape->record([tape = frame.tape, runtime = frame.ctx.runtime, x_TH, places = std::move(places)] {
+    if (!tape->has_grad(x_TH)) return;
+    const TensorView dx = tape->grad(x_TH);
+    for (const auto& [first, count] : places)
+      runtime->zero(dx.rows(first, count).data, static_cast<std::size_t>(count * dx.shape.num_cols()) * size_of(dx.dtype));
+  });
 }
 
 void set_layer(AttentionIndex& index, const CacheLayers& cache, std::size_t layer) {
@@ -492,7 +502,7 @@ Var decoder_forward(Frame& frame, const BoundModel& model, const ops::TokenIds& 
   Frame first = frame.in(*region);
   stream.residual_TH = autograd::embedding(first, w.embedding_VH(), g != nullptr ? view_or_none(g->grad(Block::kEmbedding)) : TensorView{},
                                            ids, embedding_scale(w));
-  put_features(frame, model.features, stream.residual_TH.value);
+  put_features(frame, model.features, stream.residual_TH);
 
   // Without a tape two pairs of stream buffers take turns, or three where a layer may leave its input's sum where it is, and everything
   // else of a layer is given back after it. With one, no backward rule reads the outputs that are added to the stream, so that all of them

@@ -45,8 +45,8 @@ struct BoundModel {
   ops::SharedLayers shared = {};               ///< how `weights` that are a part of each layer meet the others; inference only
   ConstTensorView given_LTK = {};              ///< int32 [layers * T, K]: experts that tokens have (ops::route); no data: the router's
   const ops::RopeTable* step_rope = nullptr;   ///< of this batch's tokens, in place of the weights'; their positions count its rows
-  std::span<const FeatureRows> features = {};  ///< inference only
-  autograd::RouteLog route_log = {};           ///< of all layers, K entries each in a row: KvCache::route_log()
+  std::span<const FeatureRows> features = {};
+  autograd::RouteLog route_log = {};  ///< of all layers, K entries each in a row: KvCache::route_log()
 
   /// One without a weight if the model has no such norm.
   autograd::NormParameter norm(Block block, std::int64_t layer = -1) const;

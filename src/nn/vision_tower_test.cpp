@@ -12,6 +12,7 @@
 #include "base/testing/temp_folder.hpp"
 #include "io/safetensors.hpp"
 #include "nn/decoder.hpp"
+#include "nn/feature_cache.hpp"
 #include "nn/layers.hpp"
 #include "nn/test_support.hpp"
 #include "nn/weight_files.hpp"
@@ -263,21 +264,52 @@ TEST_F(VisionTowerTest, WhatIsWrongIsNamed) {
   EXPECT_FALSE(configured("1", "1").vision) << "no files, no tower";
 }
 
-TEST_F(VisionTowerTest, TrainersRefuseImages) {
-  Parameters parameters(ctx().runtime, config_);
-  load_parameters(parameters, folder_);
-  TrainableModel model(ctx(), parameters, {});
-  const WeightsPtr weights = make_weights(ctx(), parameters, DType::kF32, {}, true, nullptr);
-  const std::vector<std::int32_t> ids{1, 2, 3}, positions{0, 1, 2}, bounds{0, 3}, targets{2, 3, -1}, axes(9, 0);
-  const std::vector<float> temperatures(3, 1.0f);
-  PackedBatch batch{.ids_T = ids, .positions_T = positions, .cu_seqlens = bounds};
-  batch.rope_positions_3T = axes;
-  try {
-    model.evaluate(weights, batch, targets, temperatures);
-    ADD_FAILURE() << "no error";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kNotImplemented);
-    EXPECT_THAT(error.what(), HasSubstr("images among what is trained on"));
+TEST_F(VisionTowerTest, FeaturesAreKeptWhileTheyAreUsed) {
+  const WeightsPtr weights = load(DType::kF32);
+  const TowerImage first = picture("grey.png"), second = picture("photo.jpg");
+  FeatureCache cache(ctx(), /*most_bytes=*/1);
+  const auto pass = [&](std::initializer_list<int> pictures) {
+    cache.begin_pass(weights->vision.get());
+    for (const int i : pictures) {
+      const std::vector<float> rows = host(cache.features({static_cast<std::uint64_t>(i), 0}, i == 1 ? first : second));
+      EXPECT_LT(worst_of(rows, floats(i == 1 ? "features.grey.png" : "features.photo.jpg")), kFeatureBound);
+    }
+    return cache.num_computed();
+  };
+  EXPECT_EQ(pass({1, 2, 1}), 2);
+  EXPECT_EQ(pass({2}), 2) << "both are those of the last pass";
+  EXPECT_EQ(pass({2, 1}), 3) << "the first was not, and there is no room for it";
+  FeatureCache wide(ctx());
+  wide.begin_pass(weights->vision.get());
+  const std::vector<float> rows = host(wide.features({1, 0}, first));
+  const VisionTowerPtr other = VisionTower::load(ctx(), *config_.vision, folder_, DType::kF32);
+  wide.begin_pass(other.get());
+  EXPECT_EQ(host(wide.features({1, 0}, first)), rows);
+  EXPECT_EQ(wide.num_computed(), 2) << "of another tower";
+}
+
+TEST_F(VisionTowerTest, TrainingGivesTheBitsOfInference) {
+  for (const DType compute : {DType::kF32, DType::kBF16}) {
+    const WeightsPtr serving = load(compute);
+    InferenceModel inference(ctx());
+    Parameters parameters(ctx().runtime, config_);
+    load_parameters(parameters, folder_);
+    parameters.ensure_grads();
+    parameters.zero_grads();
+    TrainableModel model(ctx(), parameters, {});
+    const WeightsPtr weights = make_weights(ctx(), parameters, compute, {}, true, nullptr);
+    const std::vector<std::int32_t> ids = ints("ids"), positions = ints("positions");
+    const std::vector<std::int32_t> rows(positions.begin(), positions.begin() + static_cast<std::ptrdiff_t>(ids.size()));
+    const std::int32_t bounds[2] = {0, static_cast<std::int32_t>(ids.size())};
+    std::vector<std::int32_t> targets(ids.begin() + 1, ids.end());
+    targets.push_back(-1);
+    const std::vector<float> temperatures(ids.size(), 1.0f);
+    const std::vector<FeatureRows> features = features_of_prompt(*serving->vision);
+    PackedBatch batch{.ids_T = ids, .positions_T = rows, .cu_seqlens = bounds, .rope_positions_3T = positions, .features = features};
+    EXPECT_EQ(model.forward(weights, batch, targets, temperatures).logp_T, packed_logp(*serving, inference));
+    model.backward(std::vector<float>(ids.size(), 0.1f));
+    batch.rope_positions_3T = batch.rope_positions_3T.subspan(1);
+    EXPECT_THROW(model.forward(weights, batch, targets, temperatures), Error);
   }
 }
 

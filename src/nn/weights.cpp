@@ -413,7 +413,7 @@ std::shared_ptr<Weights> read_weights(ops::OpContext& ctx, const ModelConfig& co
 WeightsPtr load_weights(ops::OpContext& ctx, const ModelConfig& config, const std::filesystem::path& folder, DType compute,
                         PolicyVersion version, const WeightsPtr& previous, bool with_backward) {
   std::shared_ptr<Weights> weights = read_weights(ctx, config, StoredModel(folder, config), {}, compute, version, previous, with_backward);
-  // Trainers take no images, and would hold it for nothing.
+  // A trainer that takes images loads it beside the weights (VisionTower::load).
   if (config.vision && !with_backward)
     if (VisionTowerPtr tower = VisionTower::load(ctx, *config.vision, folder, compute)) weights->vision = std::move(tower);
   return weights;

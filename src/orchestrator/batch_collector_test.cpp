@@ -282,6 +282,9 @@ TEST(OrchestratorState, SavesAndLoadsExactly) {
   state.queue[0].episode.info = text::parse_json(large, 200, text::LargeNumbers::kKeepText).as_object();
   state.env_states["python"] = state.queue[0].episode.info;
   state.queue[1].samples[0].routed_experts = {.start = 0, .num_layers = 1, .top_k = 2, .ids = {1, 300, 2, 0, 0, 0, 7, 8}};
+  auto pixels = std::make_shared<wire::ImagePixels>(
+      wire::ImagePixels{.rgb = std::vector<std::uint8_t>(12, 200), .height = 2, .width = 2, .deviation = {1, 1, 1}});
+  state.queue[1].samples[0].images = {{.pixels = pixels, .first = 1, .rows = 1, .cols = 1}};
   save_state(folder, state, envs);
   save_state(folder, state, envs);  // again: replaces
   const OrchestratorState loaded = load_state(folder, 7, envs);
@@ -293,6 +296,9 @@ TEST(OrchestratorState, SavesAndLoadsExactly) {
   EXPECT_EQ(loaded.queue[1].samples[0].advantages, state.queue[1].samples[0].advantages);
   EXPECT_EQ(loaded.queue[1].samples[0].routed_experts, state.queue[1].samples[0].routed_experts);
   EXPECT_TRUE(loaded.queue[0].samples[0].routed_experts.empty());
+  ASSERT_EQ(loaded.queue[1].samples[0].images.size(), 1u);
+  EXPECT_EQ(loaded.queue[1].samples[0].images[0].pixels->rgb, pixels->rgb);
+  EXPECT_EQ(loaded.queue[1].samples[0].images[0].pixels->hash, wire::hash_of(*pixels));
   EXPECT_EQ(loaded.queue[1].episode.reward, 1.0 / 3);
   EXPECT_EQ(loaded.queue[1].episode.num_final_tokens(), 4);
   EXPECT_EQ(loaded.queue[0].version_start.value, 6);

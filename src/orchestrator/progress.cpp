@@ -11,6 +11,7 @@
 #include "base/files.hpp"
 #include "io/checkpoint_dir.hpp"
 #include "text/json_python.hpp"
+#include "wire/image_codec.hpp"
 
 namespace prl::orchestrator {
 
@@ -70,6 +71,7 @@ json::object sample_to_json(const wire::TrainingSample& sample) {
                                             {"dtype", bytes.dtype},
                                             {"shape", json::array{experts.num_tokens(), experts.num_layers, experts.top_k}}};
   }
+  if (!sample.images.empty()) object["images"] = to_base64(wire::encode_images(sample.images));
   return object;
 }
 
@@ -91,6 +93,7 @@ wire::TrainingSample sample_from_json(const json::object& object) {
     sample.routed_experts = wire::decode_experts("routed_experts", from_base64(saved_member(experts, "data").as_string()),
                                                  saved_member(experts, "dtype").as_string(), shape.at(0), shape.at(1), shape.at(2));
   }
+  if (const json::value* found = object.if_contains("images")) sample.images = wire::decode_images(from_base64(found->as_string()));
   return sample;
 }
 

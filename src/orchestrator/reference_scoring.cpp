@@ -50,6 +50,8 @@ asio::awaitable<TurnScores> score_episode(const env::Episode* episode, env::Prom
   const std::vector<std::vector<std::size_t>> turns = sample_turns(*episode, options.strategy);
   const std::vector<std::int32_t> prefix = prefix_of(*episode, options);
   for (std::size_t s = 0; s < samples.size(); ++s) {
+    if (!samples[s].images.empty())
+      fail(ErrorCode::kNotImplemented, "{}: a rollout has images, and teachers that score such are not built", episode->env_name);
     std::vector<std::int32_t> ids = samples[s].token_ids;
     ids.resize(std::min(ids.size(), static_cast<std::size_t>(options.max_tokens)));
     ids.insert(ids.begin(), prefix.begin(), prefix.end());

@@ -37,11 +37,21 @@ bool begins_with(const std::vector<std::int32_t>& ids, const std::vector<std::in
   return prefix.size() <= ids.size() && std::equal(prefix.begin(), prefix.end(), ids.begin());
 }
 
+/// Whether the first of `images`, up to `num_tokens`, are `before`: other pictures may have the same placeholders.
+bool begins_with(const std::vector<wire::PromptImage>& images, const std::vector<wire::PromptImage>& before, std::size_t num_tokens) {
+  const auto is_same = [](const wire::PromptImage& a, const wire::PromptImage& b) {
+    return a.first == b.first && a.rows == b.rows && a.cols == b.cols && a.pixels->hash == b.pixels->hash;
+  };
+  const auto end = std::ranges::find_if(images, [&](const auto& image) { return image.first >= static_cast<std::int64_t>(num_tokens); });
+  return std::equal(images.begin(), end, before.begin(), before.end(), is_same);
+}
+
 }  // namespace
 
 std::vector<std::vector<std::size_t>> sample_turns(const env::Episode& episode, TrajectoryStrategy strategy) {
   std::vector<std::vector<std::size_t>> samples;
   std::vector<std::vector<std::int32_t>> tokens;  // of each sample so far
+  const auto images_of = [&](std::size_t i) -> const auto& { return episode.trajectory[samples[i].back()].tokens.images; };
   for (std::size_t turn = 0; turn < episode.trajectory.size(); ++turn) {
     const env::TrajectoryStep& step = episode.trajectory[turn];
     if (!step.has_tokens || step.tokens.completion_ids.empty()) continue;
@@ -49,7 +59,9 @@ std::vector<std::vector<std::size_t>> sample_turns(const env::Episode& episode, 
     std::size_t target = samples.size();
     if (strategy == TrajectoryStrategy::kInterleaved)
       for (std::size_t i = 0; i < samples.size(); ++i)
-        if (begins_with(prompt, tokens[i]) && (target == samples.size() || tokens[i].size() > tokens[target].size())) target = i;
+        if (begins_with(prompt, tokens[i]) && begins_with(step.tokens.images, images_of(i), tokens[i].size()) &&
+            (target == samples.size() || tokens[i].size() > tokens[target].size()))
+          target = i;
     if (target == samples.size()) {
       samples.emplace_back();
       tokens.emplace_back();
@@ -79,6 +91,7 @@ std::vector<wire::TrainingSample> to_samples(const env::Episode& episode, Trajec
       for (std::size_t i = 0; i < tokens.completion_ids.size(); ++i)
         append(sample, tokens.completion_ids[i], true, tokens.logprobs[i], episode.temperature,
                tokens.versions.empty() ? -1 : tokens.versions[i]);
+      sample.images = tokens.images;
       append_experts(sample.routed_experts, tokens.routed_experts, static_cast<std::int64_t>(sample.token_ids.size()));
     }
     if (!sample.routed_experts.empty()) sample.routed_experts.resize(static_cast<std::int64_t>(sample.token_ids.size()));

@@ -46,6 +46,33 @@ TEST(Trajectories, ARewrittenHistoryOpensANewSampleAndInterleavedAgentsKeepTheir
   EXPECT_EQ(broken.size(), 2u) << "the completion must be a prefix as a whole";
 }
 
+TEST(Trajectories, ImagesStayWithTheirTokens) {
+  const auto picture = [](std::uint8_t shade) {
+    auto pixels = std::make_shared<wire::ImagePixels>(
+        wire::ImagePixels{.rgb = std::vector<std::uint8_t>(12, shade), .height = 2, .width = 2, .deviation = {1, 1, 1}});
+    pixels->hash = wire::hash_of(*pixels);
+    return pixels;
+  };
+  const auto seeing = [](env::TrajectoryStep step, std::vector<wire::PromptImage> images) {
+    step.tokens.images = std::move(images);
+    return step;
+  };
+  const wire::PromptImage first{.pixels = picture(1), .first = 1, .rows = 1, .cols = 1},
+      again{.pixels = picture(1), .first = 1, .rows = 1, .cols = 1}, other{.pixels = picture(2), .first = 1, .rows = 1, .cols = 1},
+      second{.pixels = picture(2), .first = 5, .rows = 1, .cols = 1};
+  const auto samples =
+      to_samples(episode({seeing(turn({1, 9, 2}, {3, 4}), {first}), seeing(turn({1, 9, 2, 3, 4, 9, 5}, {6}), {again, second})}),
+                 TrajectoryStrategy::kInterleaved);
+  ASSERT_EQ(samples.size(), 1u);
+  ASSERT_EQ(samples[0].images.size(), 2u) << "that of the first turn once";
+  EXPECT_EQ(samples[0].images[1].first, 5);
+  // The same ids, with another picture on the placeholder.
+  EXPECT_EQ(to_samples(episode({seeing(turn({1, 9, 2}, {3, 4}), {first}), seeing(turn({1, 9, 2, 3, 4, 9, 5}, {6}), {other, second})}),
+                       TrajectoryStrategy::kInterleaved)
+                .size(),
+            2u);
+}
+
 TEST(Trajectories, TokensKeepTheExpertsThatTheyWereSampledWith) {
   const auto experts = [](std::int64_t start, std::vector<std::uint16_t> ids) {
     return wire::RoutedExperts{.start = start, .num_layers = 1, .top_k = 2, .ids = std::move(ids)};

@@ -35,6 +35,10 @@ wire::TrainingBatch make_batch(std::int64_t step, std::int64_t num_ranks) {
     micro.sequence_lengths = {3};
     micro.temperatures = {1, 1, 1};
     micro.env_names = {"reverse-text"};
+    auto pixels = std::make_shared<wire::ImagePixels>(wire::ImagePixels{
+        .rgb = std::vector<std::uint8_t>(12, static_cast<std::uint8_t>(step)), .height = 2, .width = 2, .deviation = {1, 1, 1}});
+    pixels->hash = wire::hash_of(*pixels);
+    micro.images = {{.pixels = pixels, .first = 1, .rows = 1, .cols = 1}};
     batch.ranks.push_back({micro});
   }
   return batch;
@@ -47,6 +51,9 @@ void expect_batch(const std::optional<RankBatch>& batch, std::int64_t step, std:
   EXPECT_EQ(batch->micro_batches[0].input_ids,
             (std::vector<std::int32_t>{static_cast<std::int32_t>(step), static_cast<std::int32_t>(rank), 7}));
   EXPECT_EQ(batch->micro_batches[0].inference_logprobs[2], -1.75f);
+  ASSERT_EQ(batch->micro_batches[0].images.size(), 1u);
+  EXPECT_EQ(batch->micro_batches[0].images[0].first, 1);
+  EXPECT_EQ(batch->micro_batches[0].images[0].pixels->rgb[11], static_cast<std::uint8_t>(step));
 }
 
 /// One implementation under test: how to make both ends over the same transport.

@@ -13,6 +13,7 @@
 #include "server/api_server.hpp"
 #include "server/testing/scripted_backend.hpp"
 #include "text/tokenizer_builder.hpp"
+#include "vision/prompt.hpp"
 
 namespace prl::server {
 namespace {
@@ -57,16 +58,8 @@ constexpr const char* kImageTemplate = R"({%- set image_count = namespace(value=
 class ServerImagesTest : public ::testing::Test {
  protected:
   ServerImagesTest() {
-    ids_ = text::write_byte_level_tokenizer(folder_.path(), {.chat_template = kImageTemplate});
-    const auto path = folder_.path() / "tokenizer.json";
-    json::value tokenizer = json::parse(read_file(path));
-    for (const char* name : {"<|vision_start|>", "<|vision_end|>", "<|image_pad|>"}) {
-      json::value token = tokenizer.at("added_tokens").as_array().back();
-      token.as_object()["id"] = ids_.vocab_size++;
-      token.as_object()["content"] = name;
-      tokenizer.at("added_tokens").as_array().push_back(token);
-    }
-    std::ofstream(path) << json::serialize(tokenizer);
+    ids_ = text::write_byte_level_tokenizer(
+        folder_.path(), {.chat_template = kImageTemplate, .more_special = {"<|vision_start|>", "<|vision_end|>", "<|image_pad|>"}});
     tokenizer_ = std::make_shared<const text::Tokenizer>(text::Tokenizer::load(folder_.path()));
     pad_ = ids_.vocab_size - 1;
   }
@@ -186,7 +179,7 @@ TEST_F(ServerImagesTest, WrongImagesAreA400ThatNamesThePart) {
   expect_param(cut, "truncate_prompt_tokens", "is not cut");
   json::object tokens = body_of({image_part(uri_of("grey.png"))});
   tokens["tokens"] = json::array{1, 2, 3};
-  expect_param(tokens, "messages", "not built on this route", "/v1/chat/completions/tokens");
+  expect_param(tokens, "tokens", "no 6 placeholders in a row", "/v1/chat/completions/tokens");
   EXPECT_EQ(post(body_of({text_part("still here")})).at("choices").at(0).at("message").at("content"), "Seen.");
 }
 
@@ -194,6 +187,57 @@ TEST_F(ServerImagesTest, ImagesThatOverflowTheContextAreToldSo) {
   start(true, 40);
   const json::value reply = post(body_of({image_part(uri_of("colours.png")), text_part("?")}), 400);
   EXPECT_THAT(json::serialize(reply), HasSubstr("maximum context length is 40 tokens"));
+}
+
+TEST_F(ServerImagesTest, PromptsOfTokensTakePicturesAtTheirSize) {
+  start(true);
+  post(body_of({text_part("What is "), image_part(uri_of("colours.png")), text_part(" or "), image_part(uri_of("grey.png"))}));
+  const wire::GenerateRequest of_messages = backend_->last_request();
+  json::array places, hashes, data;
+  for (const wire::PromptImage& image : of_messages.images) {
+    const wire::ImagePixels& p = *image.pixels;
+    places.push_back(json::object{{"offset", image.first}, {"length", image.num_tokens()}});
+    hashes.emplace_back(vision::hash_text(p));
+    data.emplace_back(vision::png_data_uri(vision::encode_png({.width = p.width, .height = p.height, .rgb = p.rgb})));
+  }
+  json::object body{{"token_ids", json::array(of_messages.prompt_ids.begin(), of_messages.prompt_ids.end())},
+                    {"sampling_params", json::object{{"max_tokens", 4}}},
+                    {"features", json::object{{"mm_placeholders", json::object{{"image", places}}},
+                                              {"mm_hashes", json::object{{"image", hashes}}},
+                                              {"kwargs_data", json::object{{"image", data}}}}}};
+  const std::string route = "/inference/v1/generate";
+  post(body, 200, route);
+  const wire::GenerateRequest of_tokens = backend_->last_request();
+  ASSERT_EQ(of_tokens.images.size(), 2u);
+  for (std::size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(of_tokens.images[i].first, of_messages.images[i].first);
+    EXPECT_EQ(of_tokens.images[i].pixels->rgb, of_messages.images[i].pixels->rgb);
+    EXPECT_EQ(of_tokens.images[i].pixels->hash, of_messages.images[i].pixels->hash);
+  }
+  const auto refused = [&](const char* member, std::size_t at, const json::value& value, const std::string& param, const std::string& why) {
+    json::object bad = body;
+    bad["features"].as_object()[member].as_object()["image"].as_array().at(at) = value;
+    expect_param(bad, param, why, route);
+  };
+  refused("mm_hashes", 1, hashes[0], "features.mm_hashes.image[1]", "hashes to");
+  refused("mm_placeholders", 0, places[1], "features.mm_placeholders.image[0]", "the picture has");
+  refused("mm_placeholders", 1, json::object{{"offset", 3}}, "features.mm_placeholders.image[1]", "{offset, length}");
+  refused("kwargs_data", 0, "tensors", "features.kwargs_data.image[0]", "wanted a data: URI");
+  refused("kwargs_data", 0, nullptr, "features.kwargs_data.image[0]", "tensors are not read");
+  refused("kwargs_data", 0, json::string(uri_of("photo.jpg")), "features.kwargs_data.image[0]", "multiples of 8");
+  json::object bad = body;
+  bad["features"].as_object()["mm_hashes"].as_object()["image"].as_array().pop_back();
+  expect_param(bad, "features.mm_hashes.image", "1 entries for 2 images", route);
+  bad = body;
+  bad["token_ids"].as_array()[static_cast<std::size_t>(of_messages.images[0].first)] = 5;
+  expect_param(bad, "features.mm_placeholders.image[0]", "is no placeholder", route);
+  // The route of chats takes them with the messages.
+  json::object chat =
+      body_of({text_part("What is "), image_part(uri_of("colours.png")), text_part(" or "), image_part(uri_of("grey.png"))});
+  chat["tokens"] = body["token_ids"];
+  post(chat, 200, "/v1/chat/completions/tokens");
+  ASSERT_EQ(backend_->last_request().images.size(), 2u);
+  EXPECT_EQ(backend_->last_request().images[1].first, of_messages.images[1].first);
 }
 
 TEST_F(ServerImagesTest, ModelsWithoutATowerSaySo) {

@@ -369,12 +369,13 @@ PreparedRequest prepare_chat_body(const ServerContext& context, const net::HttpR
 
   ChatPrompt prompt = render_chat(context, body, fields.boolean("add_special_tokens").value_or(false));
   out.tools = std::move(prompt.tools);
-  if (with_tokens && !prompt.images.empty())
-    net::fail_param("messages", "messages: images are not built on this route; use /v1/chat/completions");
   out.images = std::move(prompt.images);
   if (with_tokens) {
     auto tokens = fields.token_ids("tokens", context.backend->vocab_size());
     if (!tokens) net::fail_param("tokens", "tokens: wanted the token ids of the prompt, found nothing");
+    PixelsList pictures;
+    for (const wire::PromptImage& image : out.images) pictures.push_back(image.pixels);
+    if (!pictures.empty()) out.images = locate_images(context, pictures, *tokens);
     out.prompts.push_back(std::move(*tokens));
   } else {
     out.prompts.push_back(std::move(prompt.ids));
@@ -466,9 +467,9 @@ PreparedRequest prepare_generate(const ServerContext& context, const net::HttpRe
   read_model(out, context, request, body);
   out.ignored = check_members(body, BodyKind::kGenerate, context.options.is_strict);
   out.id = context.make_id("generate-tokens-", own_id(fields, request));
-  if (fields.has("features") || fields.has("content_parts"))
-    throw net::HttpError(501, ErrorCode::kNotImplemented, "multimodal input is not built yet",
-                         fields.has("features") ? "features" : "content_parts");
+  if (fields.has("content_parts"))
+    throw net::HttpError(501, ErrorCode::kNotImplemented, "content_parts: messages with images go to /v1/chat/completions",
+                         "content_parts");
   static const boost::json::object kEmpty;
   const boost::json::object* sampling = fields.object("sampling_params");
   const JsonFields sampling_fields(sampling ? *sampling : kEmpty, "sampling_params.");
@@ -492,6 +493,7 @@ PreparedRequest prepare_generate(const ServerContext& context, const net::HttpRe
   auto ids = fields.token_ids("token_ids", context.backend->vocab_size());
   if (!ids) net::fail_param("token_ids", "token_ids: wanted the token ids of the prompt, found nothing");
   out.prompts.push_back(std::move(*ids));
+  if (const boost::json::object* features = fields.object("features")) out.images = read_features(context, *features, out.prompts[0]);
   const auto start = sampling_fields.integer("routed_experts_prompt_start", 0, static_cast<std::int64_t>(out.prompts[0].size()));
   if (context.options.returns_routed_experts && !out.is_stream) out.sampling.routed_experts_start = start.value_or(0);
   fit_max_tokens(out, context, sampling_fields.integer("max_tokens", 1, kAnyInt));

@@ -12,7 +12,7 @@ MaskedSample incremental_loss_mask(const Tokenizer& tokenizer, const ChatTemplat
                                    const json::array& tools, const LossMaskRoles& roles, const json::object& template_kwargs,
                                    std::size_t num_prompt_messages) {
   if (messages.empty()) fail(ErrorCode::kInvalidArgument, "messages: at least one is needed");
-  const json::array normal = normalize_messages(messages);
+  const json::array normal = normalize_messages(messages, /*keeps_images=*/true);
   const auto role_of = [&](std::size_t i) { return renderers::MessageView(normal, i).role(); };
   const auto is_trained = [&](std::string_view role) {
     if (role == "system" || role == "developer") return roles.system;

@@ -4,9 +4,11 @@
 #include <algorithm>
 
 #include "base/error.hpp"
+#include "base/testing/temp_folder.hpp"
 #include "text/json_python.hpp"
 #include "text/renderer.hpp"
 #include "text/test_support.hpp"
+#include "text/tokenizer_builder.hpp"
 
 // What the parity tests of renderer_test.cpp do not reach: prompts that go on, texts that spell markers, parsers and templates by name.
 namespace prl::text {
@@ -204,6 +206,34 @@ std::unique_ptr<Renderer> harmony_renderer(std::string_view kwargs, const std::s
   options.name = "gpt-oss";
   options.template_kwargs = parse_json(kwargs).as_object();
   return make_renderer(options, tokenizer, nullptr);
+}
+
+/// As the family's chat templates write a conversation with images and no thoughts.
+TEST(Qwen35, ImagesStandBetweenMarks) {
+  prl::testing::TempFolder folder;
+  write_byte_level_tokenizer(folder.path(), {.more_special = {"<|vision_start|>", "<|vision_end|>", "<|image_pad|>"}});
+  const auto tokenizer = std::make_shared<const Tokenizer>(Tokenizer::load(folder.path()));
+  RendererOptions options{.name = "qwen3.5"};
+  options.template_kwargs = parse_json(R"({"enable_thinking": false})").as_object();
+  const auto renderer = make_renderer(options, tokenizer, nullptr);
+  json::array messages = list_of(
+      R"([{"role": "system", "content": "S"}, {"role": "user", "content": [{"type": "text", "text": " What is "},
+          {"type": "image_url", "image_url": {"url": "data:"}}, {"type": "image"}, {"type": "text", "text": "<|image_pad|>? "}]}])");
+  const RenderedConversation prompt = renderer->render(messages, {}, true);
+  const std::string image = "<|vision_start|><|image_pad|><|vision_end|>";
+  EXPECT_EQ(tokenizer->decode(prompt.ids, false), "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nWhat is " + image + image +
+                                                      "<|image_pad|>?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n");
+  EXPECT_EQ(std::ranges::count(prompt.ids, *tokenizer->id_of("<|image_pad|>")), 2) << "what a user spells stays text";
+  const std::vector<std::int32_t> reply = tokenizer->encode("A cat<|im_end|>");
+  const json::array more = list_of(R"([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "And?"}]}])");
+  const auto bridged = renderer->bridge_to_next_turn(prompt.ids, reply, more, {});
+  ASSERT_TRUE(bridged);
+  EXPECT_TRUE(
+      tokenizer->decode(bridged->ids, false)
+          .ends_with("A cat<|im_end|>\n<|im_start|>user\n" + image + "And?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"));
+  messages[0].as_object()["content"] = json::array{json::object{{"type", "image"}}};
+  EXPECT_THROW(renderer->render(messages, {}, true), Error);
+  EXPECT_THROW(make_renderer({.name = "chatml"}, tokenizer, nullptr)->render(more, {}, true), Error) << "of a family without images";
 }
 
 TEST(GptOss, WritesToolsAsHarmonyDoes) {

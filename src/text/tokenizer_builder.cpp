@@ -151,8 +151,9 @@ ByteTokenizerIds write_byte_level_tokenizer(const std::filesystem::path& folder,
   ids.im_end = ids.endoftext + 2;
   ids.vocab_size = ids.endoftext + 3;
 
-  const json::array added{detail::added_token(ids.endoftext, "<|endoftext|>", true),
-                          detail::added_token(ids.im_start, "<|im_start|>", true), detail::added_token(ids.im_end, "<|im_end|>", true)};
+  json::array added{detail::added_token(ids.endoftext, "<|endoftext|>", true), detail::added_token(ids.im_start, "<|im_start|>", true),
+                    detail::added_token(ids.im_end, "<|im_end|>", true)};
+  for (const std::string& name : options.more_special) added.push_back(detail::added_token(ids.vocab_size++, name, true));
   const json::object byte_level = detail::byte_level(false, false, false);
   const json::object model{{"type", "BPE"},
                            {"dropout", nullptr},

@@ -14,6 +14,8 @@ struct ByteTokenizerOptions {
   int num_merges = 0;
   /// Jinja text; empty means chatml_template().
   std::string chat_template = {};
+  /// Special tokens behind the three that are always there, such as "<|image_pad|>".
+  std::vector<std::string> more_special = {};
   /// Written as model_max_length.
   std::int64_t model_max_length = 32768;
 };

@@ -14,7 +14,7 @@
 #include "base/units.hpp"
 #include "config/text_format.hpp"
 #include "launch/engine_host.hpp"
-#include "launch/inference_role.hpp"
+#include "launch/prompt_images.hpp"
 #include "net/http_client.hpp"
 #include "net/io_runtime.hpp"
 #include "text/detokenizer.hpp"

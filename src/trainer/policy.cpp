@@ -59,27 +59,48 @@ nn::WeightsPtr with_checksum(ops::OpContext& context, const nn::WeightsPtr& weig
   return known;
 }
 
+/// Of the model's folder. Error{kInvalidArgument} if it has none.
+nn::VisionTowerPtr load_tower(ops::OpContext& context, const PolicyOptions& options, const nn::ModelConfig& config) {
+  nn::VisionTowerPtr tower;
+  if (config.vision) tower = nn::VisionTower::load(context, *config.vision, options.model, options.compute);
+  if (tower == nullptr)
+    fail(ErrorCode::kInvalidArgument, "model.vlm is set, and {} has no vision tower (vision_config in config.json, tensors in its files)",
+         options.model.string());
+  return tower;
+}
+
+/// Engines of this process compute with the same tower; later versions have that of the one before.
+nn::WeightsPtr with_tower(nn::WeightsPtr weights, const nn::VisionTowerPtr& tower) {
+  if (tower == nullptr || weights->vision != nullptr) return weights;
+  auto seeing = std::make_shared<nn::Weights>(*weights);
+  seeing->vision = tower;
+  return seeing;
+}
+
 DType adapter_dtype(const PolicyOptions& options) noexcept { return options.adapter_dtype.value_or(options.compute); }
 
 }  // namespace
 
 BaseModel load_base_model(std::shared_ptr<DeviceRuntime> runtime, const PolicyOptions& options) {
   PRL_CHECK(!options.random_init, "a base that is shared is loaded");
-  BaseModel base{.runtime = runtime, .session = std::make_shared<ops::OpSession>(runtime, options.num_threads), .weights = {}};
+  BaseModel base{.runtime = runtime, .session = std::make_shared<ops::OpSession>(runtime, options.num_threads), .weights = {}, .tower = {}};
   ops::OpContext& context = base.session->context();
-  base.weights = with_checksum(
-      context, nn::load_weights(context, model_config(options), options.model, options.compute, PolicyVersion{0}, nullptr, true));
+  const nn::ModelConfig config = model_config(options);
+  base.weights = with_checksum(context, nn::load_weights(context, config, options.model, options.compute, PolicyVersion{0}, nullptr, true));
+  if (options.takes_images) base.tower = load_tower(context, options, config);
   return base;
 }
 
 Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, PolicyOptions options)
-    : Policy(runtime, std::make_shared<ops::OpSession>(runtime, options.num_threads), nullptr, options) {}
+    : Policy(runtime, std::make_shared<ops::OpSession>(runtime, options.num_threads), nullptr, nullptr, options) {}
 
-Policy::Policy(const BaseModel& base, PolicyOptions options) : Policy(base.runtime, base.session, base.weights, std::move(options)) {
+Policy::Policy(const BaseModel& base, PolicyOptions options)
+    : Policy(base.runtime, base.session, base.weights, base.tower, std::move(options)) {
   PRL_CHECK(options_.lora.has_value(), "policies share what they do not train");
 }
 
-Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, std::shared_ptr<ops::OpSession> session, nn::WeightsPtr base, PolicyOptions options)
+Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, std::shared_ptr<ops::OpSession> session, nn::WeightsPtr base,
+               nn::VisionTowerPtr tower, PolicyOptions options)
     : options_(std::move(options)),
       runtime_(std::move(runtime)),
       session_(std::move(session)),
@@ -96,6 +117,8 @@ Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, std::shared_ptr<ops::OpSe
       shares_base_(base_ != nullptr) {
   if (options_.lora && adapter_dtype(options_) != options_.compute && !has_masters_at_hand())
     fail(ErrorCode::kNotImplemented, "model.lora.dtype: adapters in float32 beside a bfloat16 model whose masters lie elsewhere");
+  if (options_.takes_images && tower == nullptr) tower = load_tower(context(), options_, config());
+  images_ = std::make_unique<RowImages>(context(), std::move(tower));
   if (options_.lora && base_ == nullptr) base_ = with_checksum(context(), initial_weights());
   if (options_.freezes_routers) {
     if (config().num_experts == 0) log::warning("model.freeze_moe_router has no effect: a {} model has no routers", config().model_type);
@@ -154,10 +177,15 @@ Policy::~Policy() = default;
 
 nn::WeightsPtr Policy::initial_weights() {
   const PolicyVersion start{0};
-  if (!options_.random_init) return nn::load_weights(context(), config(), options_.model, options_.compute, start, nullptr, true);
-  nn::Parameters all(runtime_, config());
-  all.init_random(options_.seed);
-  return nn::make_weights(context(), all, options_.compute, start, true, nullptr);
+  nn::WeightsPtr weights;
+  if (!options_.random_init) {
+    weights = nn::load_weights(context(), config(), options_.model, options_.compute, start, nullptr, true);
+  } else {
+    nn::Parameters all(runtime_, config());
+    all.init_random(options_.seed);
+    weights = nn::make_weights(context(), all, options_.compute, start, true, nullptr);
+  }
+  return with_tower(std::move(weights), images_->tower());
 }
 
 void Policy::fill_initial(nn::Parameters& parameters) const {
@@ -190,7 +218,8 @@ void Policy::load_initial() {
   if (options_.lora) {
     nn::Parameters all(runtime_, config(), parameters_.table());
     fill_initial(all);
-    weights_ = nn::adapt_weights(context(), all, *options_.lora, adapter_dtype(options_), base_, PolicyVersion{0});
+    weights_ =
+        with_tower(nn::adapt_weights(context(), all, *options_.lora, adapter_dtype(options_), base_, PolicyVersion{0}), images_->tower());
   } else {
     weights_ = initial_weights();
   }
@@ -272,10 +301,12 @@ void Policy::refresh(PolicyVersion version, nn::LateValues rounded) {
     late = std::make_unique<nn::LateWeights>(context(), parameters_, options_.compute, version, true, weights_, std::move(rounded));
     weights_ = late->weights();
   } else if (options_.lora) {
-    weights_ = nn::adapt_weights(context(), parameters_, *options_.lora, adapter_dtype(options_), base_, version,
-                                 has_masters_at_hand() ? Tensor() : rounded.values);
+    weights_ = with_tower(nn::adapt_weights(context(), parameters_, *options_.lora, adapter_dtype(options_), base_, version,
+                                            has_masters_at_hand() ? Tensor() : rounded.values),
+                          images_->tower());
   } else {
-    weights_ = nn::make_weights(context(), parameters_, options_.compute, version, true, weights_, rounded.values);
+    weights_ =
+        with_tower(nn::make_weights(context(), parameters_, options_.compute, version, true, weights_, rounded.values), images_->tower());
   }
   late_ = std::move(late);
 }
@@ -334,9 +365,10 @@ nn::TokenStats Policy::forward(const wire::MicroBatch& row, std::span<const std:
   const std::uint64_t seed = options_.lora && options_.lora->dropout > 0 ? dropout_seed(options_, weights_->version, row) : 0;
   if (cut_.num_leaves == 1) {
     const std::vector<std::int32_t> experts = given_experts(options_, config(), row, 0, row.input_ids.size());
-    return model_->forward(
-        weights_, {.ids_T = row.input_ids, .positions_T = row.position_ids, .cu_seqlens = cu, .dropout_seed = seed, .experts_LTK = experts},
-        targets_T, row.temperatures);
+    nn::PackedBatch batch{
+        .ids_T = row.input_ids, .positions_T = row.position_ids, .cu_seqlens = cu, .dropout_seed = seed, .experts_LTK = experts};
+    images_->add(row, batch);
+    return model_->forward(weights_, batch, targets_T, row.temperatures);
   }
   // Filled up by a sequence of which no token is a target, so that all leaves have as many tokens.
   const auto padded = static_cast<std::size_t>(cut_.padded(num_row_tokens_));
@@ -351,13 +383,14 @@ nn::TokenStats Policy::forward(const wire::MicroBatch& row, std::span<const std:
   const std::size_t first = part * static_cast<std::size_t>(group_ != nullptr ? group_->rank() : 0);
   const auto own = [&](const auto& values) { return std::span(values).subspan(first, part); };
   const std::vector<std::int32_t> experts = given_experts(options_, config(), row, first, part);
-  const nn::PackedBatch batch{.ids_T = own(ids),
-                              .positions_T = own(positions),
-                              .cu_seqlens = cu,
-                              .dropout_seed = seed,
-                              .exchange = group_,
-                              .num_token_blocks = cut_.leaves_of_rank(),
-                              .experts_LTK = experts};
+  nn::PackedBatch batch{.ids_T = own(ids),
+                        .positions_T = own(positions),
+                        .cu_seqlens = cu,
+                        .dropout_seed = seed,
+                        .exchange = group_,
+                        .num_token_blocks = cut_.leaves_of_rank(),
+                        .experts_LTK = experts};
+  images_->add(row, batch);
   nn::TokenStats stats = model_->forward(weights_, batch, own(targets), own(temperatures));
   if (group_ != nullptr) stats = {group_->gather(stats.logp_T), group_->gather(stats.entropy_T)};
   stats.logp_T.resize(static_cast<std::size_t>(num_row_tokens_));
@@ -378,8 +411,9 @@ nn::TokenStats Policy::evaluate(const wire::MicroBatch& row, std::span<const std
   const auto cu = cumulative(row);
   const std::vector<std::int32_t> experts =
       options_.balances_routes ? experts_in_turn(config(), 0, row.input_ids.size()) : std::vector<std::int32_t>();
-  return model_->evaluate(weights_, {.ids_T = row.input_ids, .positions_T = row.position_ids, .cu_seqlens = cu, .experts_LTK = experts},
-                          targets_T, row.temperatures);
+  nn::PackedBatch batch{.ids_T = row.input_ids, .positions_T = row.position_ids, .cu_seqlens = cu, .experts_LTK = experts};
+  images_->add(row, batch);
+  return model_->evaluate(weights_, batch, targets_T, row.temperatures);
 }
 
 std::size_t Policy::reserve(std::int64_t num_tokens) {

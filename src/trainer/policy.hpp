@@ -14,6 +14,7 @@
 #include "nn/layered_weights.hpp"
 #include "ops/context.hpp"
 #include "trainer/context_group.hpp"
+#include "trainer/row_images.hpp"
 #include "trainer/shard_plan.hpp"
 #include "weights/manifest.hpp"
 #include "wire/training.hpp"
@@ -51,6 +52,7 @@ struct PolicyOptions {
   bool freezes_routers = false;               ///< routers of experts are not trained, as they never are with lora
   bool replays_routes = false;                ///< tokens of rows take the experts that the rows say (MicroBatch::routed_experts)
   bool balances_routes = false;              ///< token t of a row takes experts t * K to t * K + K - 1, modulo their number, in every layer
+  bool takes_images = false;                 ///< the vision tower is loaded, frozen, and rows may have images
   std::shared_ptr<HostLink> masters_host{};  ///< masters live in host memory and visit the device when they are stepped
 };
 /// Of the model that a policy of these options trains. Error{kInvalidArgument} naming the key; errors of reading the folder.
@@ -62,7 +64,8 @@ nn::TensorTablePtr trained_tensors(const PolicyOptions& options, const nn::Model
 struct BaseModel {
   std::shared_ptr<DeviceRuntime> runtime;
   std::shared_ptr<ops::OpSession> session;
-  nn::WeightsPtr weights;  ///< with base_checksum
+  nn::WeightsPtr weights;    ///< with base_checksum
+  nn::VisionTowerPtr tower;  ///< if policies take images
 };
 /// Reads the model of `options`. Errors of reading the folder.
 BaseModel load_base_model(std::shared_ptr<DeviceRuntime> runtime, const PolicyOptions& options);
@@ -134,7 +137,8 @@ class Policy {
   /// All masters are held, and on the device, so that weights may be packed from them.
   bool has_masters_at_hand() const noexcept { return parameters_.holds_all() && options_.masters_host == nullptr; }
   /// `base` may be null: it is loaded if it is needed.
-  Policy(std::shared_ptr<DeviceRuntime> runtime, std::shared_ptr<ops::OpSession> session, nn::WeightsPtr base, PolicyOptions options);
+  Policy(std::shared_ptr<DeviceRuntime> runtime, std::shared_ptr<ops::OpSession> session, nn::WeightsPtr base, nn::VisionTowerPtr tower,
+         PolicyOptions options);
   nn::WeightsPtr initial_weights();
   /// The held part of the masters at first.
   void fill_initial(nn::Parameters& parameters) const;
@@ -152,6 +156,7 @@ class Policy {
   nn::WeightsPtr base_;              ///< with `lora`: what the adapter adapts
   bool shares_base_ = false;
   nn::WeightsPtr weights_;
+  std::unique_ptr<RowImages> images_;
   std::unique_ptr<nn::LateWeights> late_;  ///< if those are late, or were
   std::unique_ptr<nn::LayeredWeights> layered_;
   Tensor gathered_;  ///< gather_values()

@@ -209,4 +209,28 @@ Image decode_image(std::string_view bytes, const ImageLimits& limits) {
   fail(ErrorCode::kInvalidArgument, "a file that is neither PNG nor JPEG");
 }
 
+std::string encode_png(const Image& image) {
+  PRL_CHECK(image.width > 0 && image.height > 0 && static_cast<std::int64_t>(image.rgb.size()) == 3 * image.width * image.height,
+            "a picture of {} x {} pixels in {} bytes", image.width, image.height, image.rgb.size());
+  png_image png{};
+  png.version = PNG_IMAGE_VERSION;
+  png.width = static_cast<png_uint_32>(image.width);
+  png.height = static_cast<png_uint_32>(image.height);
+  png.format = PNG_FORMAT_RGB;
+  png_alloc_size_t size = 0;
+  std::string bytes;
+  bool is_written = png_image_write_to_memory(&png, nullptr, &size, 0, image.rgb.data(), 0, nullptr) != 0;
+  if (is_written) {
+    bytes.resize(size);
+    is_written = png_image_write_to_memory(&png, bytes.data(), &size, 0, image.rgb.data(), 0, nullptr) != 0;
+  }
+  const std::string failure = png.message;
+  png_image_free(&png);
+  if (!is_written) fail(ErrorCode::kInternal, "a picture of {} x {} pixels as PNG: {}", image.width, image.height, failure);
+  bytes.resize(size);
+  return bytes;
+}
+
+std::string png_data_uri(std::string_view bytes) { return "data:image/png;base64," + to_base64(bytes); }
+
 }  // namespace prl::vision

@@ -27,4 +27,9 @@ std::string bytes_of_data_uri(std::string_view uri, const ImageLimits& limits);
 /// no orientation of EXIF is applied. Error{kInvalidArgument} that says why a file cannot be read, or which limit it passes.
 Image decode_image(std::string_view bytes, const ImageLimits& limits);
 
+/// A PNG file of the picture: the same pixels when it is decoded.
+std::string encode_png(const Image& image);
+/// "data:image/png;base64,..." of a PNG file.
+std::string png_data_uri(std::string_view bytes);
+
 }  // namespace prl::vision

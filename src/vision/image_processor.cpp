@@ -138,21 +138,34 @@ PictureSize smart_resize(PictureSize from, std::int64_t factor, std::int64_t min
 }
 
 std::shared_ptr<const wire::ImagePixels> ImageProcessor::process(const Image& image) const {
-  const std::int64_t factor = config_.patch_size * config_.merge_size;
   PictureSize size{image.height, image.width};
-  if (config_.resizes) size = smart_resize(size, factor, config_.min_pixels, config_.max_pixels);
+  if (config_.resizes) size = smart_resize(size, config_.patch_size * config_.merge_size, config_.min_pixels, config_.max_pixels);
+  require_whole_tokens(size, image);
+  return take(resize_bicubic(image, size.width, size.height));
+}
+
+void ImageProcessor::require_whole_tokens(const PictureSize& size, const Image& image) const {
+  const std::int64_t factor = config_.patch_size * config_.merge_size;
   if (size.height < 1 || size.width < 1 || size.height % factor != 0 || size.width % factor != 0)
     fail(ErrorCode::kInvalidArgument, "an image of {} x {} pixels; the model takes sides that are multiples of {}", image.width,
          image.height, factor);
+}
+
+std::shared_ptr<const wire::ImagePixels> ImageProcessor::take(Image image) const {
+  const PictureSize size{image.height, image.width};
+  require_whole_tokens(size, image);
+  // What process() makes of the longest picture that it takes may be larger than max_pixels.
+  const std::int64_t side = config_.patch_size * config_.merge_size;
+  const std::int64_t most = std::max(config_.max_pixels, static_cast<std::int64_t>(kMaxProportion) * side * side);
+  if (config_.resizes && size.height * size.width > most)
+    fail(ErrorCode::kInvalidArgument, "an image of {} x {} pixels; the model takes at most {}", image.width, image.height, most);
   auto out = std::make_shared<wire::ImagePixels>();
-  out->rgb = resize_bicubic(image, size.width, size.height).rgb;
+  out->rgb = std::move(image.rgb);
   out->height = size.height;
   out->width = size.width;
   out->mean = config_.mean;
   out->deviation = config_.deviation;
-  const std::uint64_t of_numbers = hash_bytes(std::as_bytes(std::span(out->deviation)),
-                                              hash_bytes(std::as_bytes(std::span(out->mean)), static_cast<std::uint64_t>(size.width)));
-  for (std::uint64_t i = 0; i < 2; ++i) out->hash[i] = hash_bytes(std::as_bytes(std::span(out->rgb)), of_numbers + i);
+  out->hash = wire::hash_of(*out);
   return out;
 }
 

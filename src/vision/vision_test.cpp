@@ -9,9 +9,11 @@
 #include "base/base64.hpp"
 #include "base/error.hpp"
 #include "base/files.hpp"
+#include "base/rng.hpp"
 #include "base/testing/source_dir.hpp"
 #include "base/testing/temp_folder.hpp"
 #include "vision/image_processor.hpp"
+#include "vision/prompt.hpp"
 #include "vision/resample.hpp"
 
 namespace prl::vision {
@@ -197,6 +199,45 @@ TEST(Vision, RotaryPositionsAreThoseOfTransformers) {
     const auto at = wire::rope_position(images, static_cast<std::int64_t>(t));
     for (std::size_t axis = 0; axis < 3; ++axis) EXPECT_EQ(at[axis], positions[axis * T + t]) << "token " << t << ", axis " << axis;
   }
+}
+
+/// What goes to an engine in another process: the picture at its size as a PNG file, which is not brought to a size again.
+TEST(Vision, PicturesAtTheirSizeComeBackFromPng) {
+  const ImageProcessor processor(
+      {.patch_size = 4, .merge_size = 2, .min_pixels = 256, .max_pixels = 1536, .mean = {1, 2, 3}, .deviation = {4, 5, 6}});
+  Image noise{.width = 500, .height = 3, .rgb = {}};  // longer than any bound lets the other side be
+  Rng rng(1);
+  for (std::int64_t i = 0; i < 3 * noise.width * noise.height; ++i) noise.rgb.push_back(static_cast<std::uint8_t>(rng.next_below(256)));
+  EXPECT_EQ(decode_image(encode_png(noise), {}).rgb, noise.rgb);
+  const auto pixels = processor.process(noise);
+  EXPECT_GT(pixels->width * pixels->height, 1536);
+  const std::string uri = png_data_uri(encode_png({.width = pixels->width, .height = pixels->height, .rgb = pixels->rgb}));
+  const auto taken = processor.take(decode_image(bytes_of_data_uri(uri, {}), {}));
+  EXPECT_EQ(taken->rgb, pixels->rgb);
+  EXPECT_EQ(taken->hash, pixels->hash);
+  EXPECT_THROW(processor.take({.width = 12, .height = 8, .rgb = std::vector<std::uint8_t>(288)}), Error);
+  EXPECT_THROW(processor.take({.width = 800, .height = 80, .rgb = std::vector<std::uint8_t>(192000)}), Error);
+}
+
+TEST(Vision, PlaceholdersAreWidenedAndFound) {
+  const ImageProcessor processor({.patch_size = 4, .merge_size = 2});
+  const auto picture = [&](std::int64_t width, std::int64_t height) {
+    return processor.take(
+        {.width = width, .height = height, .rgb = std::vector<std::uint8_t>(static_cast<std::size_t>(3 * width * height))});
+  };
+  const std::vector<PixelsPtr> pictures{picture(16, 8), picture(8, 24)};
+  std::vector<std::int32_t> ids{1, 9, 2, 9};
+  std::vector<char> marks{'a', 'b', 'c', 'd'};
+  const std::vector<wire::PromptImage> placed = place_images(processor, 9, pictures, ids);
+  EXPECT_EQ(ids, (std::vector<std::int32_t>{1, 9, 9, 2, 9, 9, 9}));
+  widen_at(std::span<const wire::PromptImage>(placed), marks);
+  EXPECT_EQ(marks, (std::vector<char>{'a', 'b', 'b', 'c', 'd', 'd', 'd'}));
+  const std::vector<wire::PromptImage> found = locate_images(processor, 9, pictures, ids);
+  ASSERT_EQ(found.size(), 2u);
+  for (std::size_t i = 0; i < 2; ++i) EXPECT_EQ(found[i].first, placed[i].first);
+  ids.pop_back();
+  EXPECT_THROW(locate_images(processor, 9, pictures, ids), Error);
+  EXPECT_THROW(place_images(processor, 9, pictures, ids), Error) << "5 placeholders";
 }
 
 }  // namespace

@@ -65,6 +65,25 @@ struct Checker {
       fail(code, "[{}] field routed_experts has {} numbers, which are no whole rows of {} layers and {} experts", what, found.ids.size(),
            found.num_layers, found.top_k);
   }
+  void images(std::span<const PromptImage> found) const {
+    std::int64_t before = 0, begin = 0;
+    std::size_t sequence = 0;
+    const auto end_of = [&](std::size_t s) { return lengths == nullptr ? static_cast<std::int64_t>(num_tokens) : begin + (*lengths)[s]; };
+    for (const PromptImage& image : found) {
+      const bool has_grid = image.pixels != nullptr && image.rows >= 1 && image.cols >= 1 && image.pixels->height % image.rows == 0 &&
+                            image.pixels->width % image.cols == 0 && image.pixels->height / image.rows == image.pixels->width / image.cols;
+      if (!has_grid)
+        fail(code, "[{}] field images has a grid of {} x {} tokens, which does not divide its picture into squares", what, image.rows,
+             image.cols);
+      if (image.first < before || image.first >= static_cast<std::int64_t>(num_tokens))
+        fail(code, "[{}] field images has one at token {}, after {} and within {} tokens is wanted", what, image.first, before, num_tokens);
+      while (image.first >= end_of(sequence)) begin = end_of(sequence++);
+      if (image.num_tokens() > end_of(sequence) - image.first)
+        fail(code, "[{}] field images has one of {} tokens at token {}, where a sequence of environment '{}' ends before its last", what,
+             image.num_tokens(), image.first, env_of(static_cast<std::size_t>(image.first)));
+      before = image.end();
+    }
+  }
   void positive(const char* field, std::span<const float> values) const {
     for (std::size_t i = 0; i < values.size(); ++i)
       if (!(values[i] > 0))
@@ -97,6 +116,7 @@ void check(const MicroBatch& b) {
   c.stream("ce_weights", b.ce_weights, true);
   c.stream("ref_kl_weights", b.ref_kl_weights, true);
   c.experts(b.routed_experts);
+  c.images(b.images);
   c.not_negative("input_ids", b.input_ids);
   c.not_negative("position_ids", b.position_ids);
   c.positive("temperatures", b.temperatures);
@@ -130,6 +150,7 @@ void check(const TrainingSample& s) {
   c.stream("ce_weights", s.ce_weights, true);
   c.stream("ref_kl_weights", s.ref_kl_weights, true);
   c.experts(s.routed_experts);
+  c.images(s.images);
   c.not_negative("token_ids", s.token_ids);
   c.positive("temperatures", s.temperatures);
   c.log_probabilities("logprobs", s.logprobs);

@@ -60,7 +60,7 @@ struct GenerateRequest {
   std::map<std::string, std::string> headers = {};  ///< sent along where the request goes over HTTP
   std::string cache_salt;                           ///< namespace of the prefix cache, added to the policy version
   std::int32_t priority = 0;                        ///< lower is earlier
-  std::vector<PromptImage> images = {};             ///< of the prompt, ascending; of this process only
+  std::vector<PromptImage> images = {};             ///< of the prompt, ascending
   std::string kv_transfer_params = {};              ///< JSON object for the server (docs/http-api.md); empty: none. Of HTTP clients only
   std::uint64_t kv_key = 0;                         ///< of key-value blocks that were brought for it; 0: none. Of this process only
 };

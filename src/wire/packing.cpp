@@ -22,10 +22,12 @@ void truncate(std::vector<T>& values, std::size_t length) {
   if (values.size() > length) values.resize(length);
 }
 
-/// Cuts a sample to seq_len and gives it an advantage per token.
+/// Cuts a sample to seq_len, or before an image that would be divided, and gives it an advantage per token.
 void prepare(TrainingSample& sample, std::int64_t seq_len) {
   check(sample);
-  const auto limit = static_cast<std::size_t>(seq_len);
+  const std::int64_t cut = uncut_length(sample.images, std::min(seq_len, static_cast<std::int64_t>(sample.token_ids.size())));
+  std::erase_if(sample.images, [&](const PromptImage& image) { return image.first >= cut; });
+  const auto limit = static_cast<std::size_t>(cut);
   truncate(sample.token_ids, limit);
   truncate(sample.mask, limit);
   truncate(sample.logprobs, limit);
@@ -54,8 +56,10 @@ double cost_of(const std::vector<std::size_t>& bin, std::span<const std::int64_t
   return sum;
 }
 
-/// Splits heavy bins until their number is a multiple of W, or nothing can be split.
-void split_to_multiple(Bins& bins, std::span<const std::int64_t> lengths, const PackOptions& options) {
+/// Splits heavy bins without images until their number is a multiple of W, or nothing can be split.
+void split_to_multiple(Bins& bins, const std::vector<TrainingSample>& samples, std::span<const std::int64_t> lengths,
+                       const PackOptions& options) {
+  const auto is_text = [&](const auto& bin) { return std::ranges::all_of(bin, [&](std::size_t i) { return samples[i].images.empty(); }); };
   const auto num_ranks = static_cast<std::size_t>(options.num_ranks);
   const std::size_t target = std::max(num_ranks, (bins.size() + num_ranks - 1) / num_ranks * num_ranks);
   while (bins.size() < target) {
@@ -63,7 +67,7 @@ void split_to_multiple(Bins& bins, std::span<const std::int64_t> lengths, const 
     double heaviest_cost = 0;
     for (std::size_t b = 0; b < bins.size(); ++b) {
       const double cost = cost_of(bins[b], lengths, options.cost);
-      if (bins[b].size() > 1 && (heaviest == bins.size() || cost > heaviest_cost)) {
+      if (bins[b].size() > 1 && is_text(bins[b]) && (heaviest == bins.size() || cost > heaviest_cost)) {
         heaviest = b;
         heaviest_cost = cost;
       }
@@ -127,6 +131,10 @@ MicroBatch materialise(const std::vector<std::size_t>& bin, const std::vector<Tr
     row.advantages.insert(row.advantages.end(), s.advantages.begin(), s.advantages.end());
     row.inference_logprobs.insert(row.inference_logprobs.end(), s.logprobs.begin(), s.logprobs.end());
     row.temperatures.insert(row.temperatures.end(), s.temperatures.begin(), s.temperatures.end());
+    for (PromptImage image : s.images) {
+      image.first += static_cast<std::int64_t>(row.input_ids.size() - n);
+      row.images.push_back(std::move(image));
+    }
     for (std::size_t p = 0; p < n; ++p) row.position_ids.push_back(static_cast<std::int32_t>(p));
     row.sequence_lengths.push_back(static_cast<std::int32_t>(n));
     row.env_names.push_back(s.env_name);
@@ -283,31 +291,47 @@ std::vector<std::vector<std::size_t>> balanced_partition(std::span<const double>
   return ranks;
 }
 
+namespace {
+
+struct RowGroup {
+  std::vector<MicroBatch> rows;
+  std::vector<double> costs;
+};
+
+/// Fills the group up and gives each rank as many of its rows.
+void distribute(RowGroup& group, std::vector<std::vector<MicroBatch>>& ranks) {
+  while (group.rows.size() % ranks.size() != 0) {
+    group.rows.push_back(make_fill_row(group.rows.front()));
+    group.costs.push_back(group.costs.front());
+  }
+  const auto assignment = balanced_partition(group.costs, static_cast<std::int64_t>(ranks.size()));
+  for (std::size_t r = 0; r < ranks.size(); ++r)
+    for (const std::size_t row : assignment[r]) ranks[r].push_back(std::move(group.rows[row]));
+}
+
+}  // namespace
+
 std::vector<std::vector<MicroBatch>> pack(std::vector<TrainingSample> samples, const PackOptions& options) {
   PRL_CHECK(options.seq_len > 0 && options.num_ranks > 0 && options.pad_to_multiple_of > 0, "seq_len {}, ranks {}, pad multiple {}",
             options.seq_len, options.num_ranks, options.pad_to_multiple_of);
   std::vector<std::vector<MicroBatch>> ranks(static_cast<std::size_t>(options.num_ranks));
   if (samples.empty()) return ranks;
+  for (TrainingSample& sample : samples) prepare(sample, options.seq_len);
+  // A picture that begins a sample and is longer than a row leaves nothing of it.
+  std::erase_if(samples, [](const TrainingSample& sample) { return sample.token_ids.empty(); });
   std::vector<std::int64_t> lengths;
-  for (TrainingSample& sample : samples) {
-    prepare(sample, options.seq_len);
-    lengths.push_back(static_cast<std::int64_t>(sample.token_ids.size()));
-  }
+  for (const TrainingSample& sample : samples) lengths.push_back(static_cast<std::int64_t>(sample.token_ids.size()));
   Bins bins = first_fit_decreasing(lengths, options.seq_len);
-  if (options.num_ranks > 1) split_to_multiple(bins, lengths, options);
-  std::vector<MicroBatch> rows;
-  std::vector<double> costs;
+  if (options.num_ranks > 1) split_to_multiple(bins, samples, lengths, options);
+  // Rows with images come first, as many on each rank, so that ranks compute them side by side.
+  RowGroup with_images, of_text;
   for (const auto& bin : bins) {
-    rows.push_back(materialise(bin, samples, options.pad_to_multiple_of));
-    costs.push_back(cost_of(bin, lengths, options.cost));
+    MicroBatch row = materialise(bin, samples, options.pad_to_multiple_of);
+    RowGroup& group = row.images.empty() ? of_text : with_images;
+    group.rows.push_back(std::move(row));
+    group.costs.push_back(cost_of(bin, lengths, options.cost));
   }
-  while (rows.size() % ranks.size() != 0) {
-    rows.push_back(make_fill_row(rows.front()));
-    costs.push_back(costs.front());
-  }
-  const auto assignment = balanced_partition(costs, options.num_ranks);
-  for (std::size_t r = 0; r < ranks.size(); ++r)
-    for (const std::size_t row : assignment[r]) ranks[r].push_back(std::move(rows[row]));
+  for (RowGroup* group : {&with_images, &of_text}) distribute(*group, ranks);
   return ranks;
 }
 

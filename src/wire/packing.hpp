@@ -26,7 +26,8 @@ struct PackOptions {
 /// a balanced assignment. Pure and deterministic (spec 2.5).
 ///
 /// Every token of every (truncated) sample is in exactly one row; a fill row is a copy of a real row that takes part in no
-/// loss. Empty input gives W empty lists.
+/// loss. Empty input gives W empty lists. No image is divided: a sample ends before one that does not fit. Rows with images come first on
+/// each rank.
 /// Errors    Error{kInvalidArgument} naming the environment: streams of different lengths, or no advantages although tokens
 ///           take part in the rl loss.
 std::vector<std::vector<MicroBatch>> pack(std::vector<TrainingSample> samples, const PackOptions& options);

@@ -13,8 +13,9 @@ struct ImagePixels {
   std::vector<std::uint8_t> rgb;  ///< [height, width, 3]
   std::int64_t height = 0, width = 0;
   std::array<float, 3> mean{}, deviation{};  ///< of red, green, blue: a value enters as (byte - mean) / deviation
-  std::array<std::uint64_t, 2> hash{};       ///< of all of the above
+  std::array<std::uint64_t, 2> hash{};       ///< hash_of() all of the above
 };
+std::array<std::uint64_t, 2> hash_of(const ImagePixels& pixels) noexcept;
 
 /// An image within a prompt: its tokens stand from `first` on, row after row of a grid, all of them the model's placeholder.
 struct PromptImage {
@@ -40,5 +41,11 @@ inline std::array<std::int32_t, 3> rope_position(std::span<const PromptImage> im
   const auto same = static_cast<std::int32_t>(position);
   return {same, same, same};
 }
+
+/// Of tokens [0, num_tokens) of a prompt with images, one axis behind the other: [3, num_tokens].
+std::vector<std::int32_t> rope_positions(std::span<const PromptImage> images, std::int64_t num_tokens);
+
+/// Where a sequence with these images can be cut so that at most `num_tokens` are left and no image is divided.
+std::int64_t uncut_length(std::span<const PromptImage> images, std::int64_t num_tokens) noexcept;
 
 }  // namespace prl::wire

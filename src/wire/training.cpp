@@ -7,16 +7,17 @@
 
 #include "base/error.hpp"
 #include "wire/checks.hpp"
+#include "wire/image_codec.hpp"
 #include "wire/msgpack.hpp"
 
 namespace prl::wire {
 
 namespace {
 
-// Positions of a micro-batch's fields in its array. 11 and 12 (multimodal tensors, token types) are not carried by this system and always
-// nil.
+// Positions of a micro-batch's fields in its array. 11 holds where images stand, in place of tensors; 12 (token types) follows from it and
+// is always nil.
 constexpr std::size_t kNumRequired = 9;
-constexpr std::size_t kRefLogprobs = 9, kRoutedExperts = 10, kMmKwargs = 11, kMmTokenTypes = 12, kRlWeights = 13, kCeWeights = 14,
+constexpr std::size_t kRefLogprobs = 9, kRoutedExperts = 10, kImages = 11, kMmTokenTypes = 12, kRlWeights = 13, kCeWeights = 14,
                       kRefKlWeights = 15, kNumFields = 16;
 
 // A step of a very large job is far below these; a message above them is not ours.
@@ -40,13 +41,17 @@ void write_experts(MsgpackWriter& out, const RoutedExperts& experts) {
   out.string(bytes.dtype);
 }
 
-void write(MsgpackWriter& out, const MicroBatch& b) {
+void write(MsgpackWriter& out, const MicroBatch& b, PictureTable& pictures) {
   std::size_t num_fields = kNumFields;
   if (b.ref_kl_weights.empty()) {
     num_fields = kRefKlWeights;
     if (b.ce_weights.empty()) {
       num_fields = kCeWeights;
-      if (b.rl_weights.empty()) num_fields = !b.routed_experts.empty() ? kMmKwargs : b.ref_logprobs.empty() ? kNumRequired : kRoutedExperts;
+      if (b.rl_weights.empty())
+        num_fields = !b.images.empty()           ? kMmTokenTypes
+                     : !b.routed_experts.empty() ? kImages
+                     : !b.ref_logprobs.empty()   ? kRoutedExperts
+                                                 : kNumRequired;
     }
   }
   out.array(num_fields);
@@ -65,6 +70,8 @@ void write(MsgpackWriter& out, const MicroBatch& b) {
       write_optional(out, b.ref_logprobs);
     else if (field == kRoutedExperts)
       write_experts(out, b.routed_experts);
+    else if (field == kImages)
+      write_images(out, b.images, pictures);
     else if (field == kRlWeights)
       write_optional(out, b.rl_weights);
     else if (field == kCeWeights)
@@ -93,7 +100,7 @@ RoutedExperts read_experts(MsgpackReader& in) {
   return decode_experts(kField, data, in.string("routed_experts.dtype"), shape[0], shape[1], shape[2]);
 }
 
-MicroBatch read_micro_batch(MsgpackReader& in) {
+MicroBatch read_micro_batch(MsgpackReader& in, std::vector<std::size_t>& pictures) {
   MicroBatch b;
   const std::size_t num_fields = in.array("micro_batch");
   if (num_fields < kNumRequired || num_fields > kNumFields)
@@ -114,6 +121,8 @@ MicroBatch read_micro_batch(MsgpackReader& in) {
       b.ref_logprobs = read_optional(in, "ref_logprobs");
     else if (field == kRoutedExperts)
       b.routed_experts = read_experts(in);
+    else if (field == kImages)
+      b.images = read_images(in, pictures);
     else if (field == kRlWeights)
       b.rl_weights = read_optional(in, "rl_weights");
     else if (field == kCeWeights)
@@ -121,8 +130,7 @@ MicroBatch read_micro_batch(MsgpackReader& in) {
     else if (field == kRefKlWeights)
       b.ref_kl_weights = read_optional(in, "ref_kl_weights");
     else if (!in.take_nil())
-      fail(ErrorCode::kNotImplemented, "[msgpack] field {} is set, but this build does not train on images",
-           field == kMmKwargs ? "mm_kwargs" : "mm_token_type_ids");
+      fail(ErrorCode::kNotImplemented, "[msgpack] field mm_token_type_ids is set; images are told by field 11 alone");
   }
   return b;
 }
@@ -130,43 +138,59 @@ MicroBatch read_micro_batch(MsgpackReader& in) {
 }  // namespace
 
 std::string encode(const TrainingBatch& batch) {
+  const auto has_images = [](const auto& rank) { return std::ranges::any_of(rank, [](const MicroBatch& b) { return !b.images.empty(); }); };
+  const bool has_pictures = std::ranges::any_of(batch.ranks, has_images);
   MsgpackWriter out;
-  out.array(2);
+  PictureTable pictures;
+  out.array(has_pictures ? 3 : 2);
   out.integer(batch.step);
   out.array(batch.ranks.size());
   for (const auto& rank : batch.ranks) {
     out.array(rank.size());
-    for (const MicroBatch& micro_batch : rank) write(out, micro_batch);
+    for (const MicroBatch& micro_batch : rank) write(out, micro_batch, pictures);
   }
+  if (has_pictures) write_pictures(out, pictures);
   return out.take();
 }
 
 TrainingBatch decode_training_batch(std::string_view bytes) {
   MsgpackReader in(bytes);
   TrainingBatch batch;
-  if (const std::size_t n = in.array("training_batch"); n != 2)
-    fail(ErrorCode::kCorrupt, "[msgpack] field training_batch: wanted 2 fields, found {}", n);
+  const std::size_t num_fields = in.array("training_batch");
+  if (num_fields != 2 && num_fields != 3)
+    fail(ErrorCode::kCorrupt, "[msgpack] field training_batch: wanted 2 or 3 fields, found {}", num_fields);
   batch.step = in.integer("step");
   if (batch.step < 0) fail(ErrorCode::kCorrupt, "[msgpack] field step is {}: must not be negative", batch.step);
   const std::size_t num_ranks = in.array("ranks");
   if (num_ranks > kMaxRanks) fail(ErrorCode::kCorrupt, "[msgpack] field ranks: {} ranks, at most {} are allowed", num_ranks, kMaxRanks);
+  std::vector<std::vector<std::vector<std::size_t>>> numbers;  // of pictures, of each row
+  const auto with_context = [](std::size_t r, std::size_t i, const auto& body) {
+    try {
+      body();
+    } catch (const Error& error) {
+      throw error.with_context(fmt::format("micro-batch {} of rank {}", i, r));
+    }
+  };
   for (std::size_t r = 0; r < num_ranks; ++r) {
     const std::size_t num_micro_batches = in.array("micro_batches");
     if (num_micro_batches > kMaxMicroBatches)
       fail(ErrorCode::kCorrupt, "[msgpack] field micro_batches: {} of rank {}, at most {} are allowed", num_micro_batches, r,
            kMaxMicroBatches);
     auto& rank = batch.ranks.emplace_back();
-    for (std::size_t i = 0; i < num_micro_batches; ++i) {
-      try {
-        rank.push_back(read_micro_batch(in));
-        check(rank.back());
-      } catch (const Error& error) {
-        throw error.with_context(fmt::format("micro-batch {} of rank {}", i, r));
-      }
-    }
+    auto& of_rank = numbers.emplace_back();
+    for (std::size_t i = 0; i < num_micro_batches; ++i)
+      with_context(r, i, [&] { rank.push_back(read_micro_batch(in, of_rank.emplace_back())); });
   }
+  std::vector<std::shared_ptr<const ImagePixels>> pictures;
+  if (num_fields == 3) pictures = read_pictures(in);
   if (!in.at_end())
     fail(ErrorCode::kCorrupt, "[msgpack] the training batch ends at byte {}, but the message has {}", in.offset(), bytes.size());
+  for (std::size_t r = 0; r < batch.ranks.size(); ++r)
+    for (std::size_t i = 0; i < batch.ranks[r].size(); ++i)
+      with_context(r, i, [&] {
+        give_pictures(batch.ranks[r][i].images, numbers[r][i], pictures);
+        check(batch.ranks[r][i]);
+      });
   return batch;
 }
 

@@ -7,6 +7,7 @@ import re
 import shlex
 
 import harness
+import images_test
 from harness import check, prl
 
 EXAMPLES = harness.ROOT / "examples"
@@ -41,6 +42,8 @@ def prepare(place):
     os.symlink(model, place / "outputs/demo/sft/weights/step_240")
     os.symlink(model, place / "models/SmolLM2-135M-Instruct")
     os.symlink(model, place / "TEACHER")
+    (place / "images").mkdir()
+    os.symlink(images_test.model_for_images(place / "images"), place / "VLM_FOLDER")
     problems = [{"question": f"What is {n} + {n}?", "answer": f"They are {2 * n}.\n#### {2 * n}"} for n in range(1, 9)]
     for name in ("train.jsonl", "test.jsonl"):
         (place / name).write_text("".join(json.dumps(row) + "\n" for row in problems))

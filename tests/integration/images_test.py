@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Images in prompts: `prl inference` serves the model of tests/golden/vision, and a folder that `prl convert` makes of it."""
+"""Images: `prl inference` serves the model of tests/golden/vision, a folder that `prl convert` makes of it, and what fine-tuning and RL make of it."""
 import base64
 import json
 import pathlib
 import shutil
 import struct
 
-from harness import check, free_port, is_healthy, main, prl, request, running, tiny_model, wait_until, workspace
+from harness import check, free_port, is_healthy, main, metrics, prl, request, rows_of, running, tensor_digest, tiny_model, wait_until, workspace
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden" / "vision"
 NAMES = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
@@ -37,7 +37,48 @@ def model_for_images(folder):
     config = json.loads((text / "tokenizer_config.json").read_text())
     config["chat_template"] = TEMPLATE
     (model / "tokenizer_config.json").write_text(json.dumps(config))
+    shape = json.loads((model / "config.json").read_text())
+    shape["text_config"]["max_position_embeddings"] = 4096
+    (model / "config.json").write_text(json.dumps(shape))
     return model
+
+
+ONE_SQUARE = {"num_turns": 1, "num_colors": 3, "image_size": 32, "system_prompt": "Red is A."}
+
+
+def rl_toml(path, model, args, **keys):
+    """In lock-step; `keys` of the orchestrator."""
+    keys = {"batch_size": 16, "group_size": 4, **keys}
+    args = ", ".join(f"{key} = {json.dumps(value)}" for key, value in args.items())
+    path.write_text(f"""
+max_steps = 3
+seq_len = 512
+ckpt = {{}}
+model = {{ name = {json.dumps(str(model))}, vlm = {{}} }}
+trainer = {{ deterministic = true, optim.lr = 1e-3, compute.dtype = "float32" }}
+inference = {{ max_num_seqs = 64, model.max_model_len = 512, model.dtype = "float32" }}
+[orchestrator]
+train.sampling.max_completion_tokens = 3
+train.filter_zero_advantages = false
+""" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items()) + f"""
+[[orchestrator.train.env]]
+id = "color-codeword"
+args = {{ {args} }}
+""")
+    return path
+
+
+def warm(folder):
+    """A model that begins to name the colour of a square, and its data."""
+    model, data = model_for_images(folder), folder / "data.jsonl"
+    prl("make-data", "--output", data, "--num-examples", 128, "--env.id", "color-codeword", "--env.args", json.dumps(ONE_SQUARE))
+    return data, fine_tune(model, data, folder / "warm")
+
+
+def fine_tune(model, data, out, *flags):
+    prl("sft", "--model.name", model, "--model.vlm", "--data.name", data, "--data.seq-len", 256, "--data.batch-size", 8, "--max-steps", 10, "--optim.lr",
+        "3e-3", "--ckpt", "--compute.dtype", "float32", "--output-dir", out, *flags)
+    return out / "weights/step_10"
 
 
 def tensors_of(path):
@@ -90,5 +131,78 @@ def images_are_served_and_kept_when_a_model_is_saved():
         check(replies[0] == replies[1], f"{replies}")
 
 
+def models_learn_from_images():
+    with workspace("images-rl") as folder:
+        data, warmed = warm(folder)
+        learn(folder, data, warmed)
+        compare_shapes(folder, warmed)
+        play_in_a_worker(folder, warmed)
+        refuse_without_the_key(folder)
+
+
+def learn(folder, data, warmed):
+    before, after = tensors_of(folder / "model/model.safetensors"), tensors_of(warmed / "model.safetensors")
+    wide = {name: b"".join(b"\0\0" + data[i:i + 2] for i in range(0, len(data), 2)) for name, data in before.items()}  # as float32
+    check(any(wide[name] != after[name] for name in wide), "nothing was trained")
+    check(all(wide[name] == after[name] for name in wide if ".visual." in name), "the tower is frozen")
+    check((warmed / "preprocessor_config.json").exists(), "what is saved reads images")
+    # Two ranks that hold a part of each layer, and recompute.
+    ranks = fine_tune(folder / "model", data, folder / "ranks", "--deployment.num-gpus", 2, "--model.reshard-after-forward", "--model.ac")
+    check(tensor_digest(ranks) == tensor_digest(warmed), "two ranks give other weights than one")
+    prl("rl", "@", rl_toml(folder / "rl.toml", warmed, ONE_SQUARE, batch_size=64, group_size=8), "--max-steps", 12, "--output-dir", folder / "rl")
+    rows = metrics(folder / "rl")
+    kl = [rows[step]["mismatch_kl/all/max"] for step in range(1, 13)]
+    check(kl == [0] * 12, f"sampler and trainer differ: {kl}")
+    rewards = [rows[step]["reward/all/mean"] for step in range(1, 13)]
+    check(sum(rewards[-4:]) / 4 > sum(rewards[:4]) / 4 + 0.1, f"no more squares are named than at first: {rewards}")
+    report = prl("eval", "--model.name", folder / "rl/weights/step_12", "--env.id", "color-codeword", "--env.args", json.dumps(ONE_SQUARE),
+                 "--num-examples", 16, "--sampling.max-completion-tokens", 3, "--output-dir", folder / "eval")
+    lines = [row for path in (folder / "eval").rglob("*.jsonl") for row in rows_of(path) if "image_url" in json.dumps(row)]
+    check(len(lines) >= 16, f"no images in what an evaluation leaves: {report}")
+
+
+def compare_shapes(folder, warmed):
+    """A process per role gives the same bits: pictures go over HTTP to the engine and through a queue to the trainer; three turns are one sample."""
+    for name, args in {"one": ONE_SQUARE, "three": {**ONE_SQUARE, "num_turns": 3}}.items():
+        config = rl_toml(folder / f"{name}.toml", warmed, args)
+        renderer = ["--orchestrator.renderer.name", "qwen3.5", "--orchestrator.renderer.chat-template-kwargs", '{"enable_thinking": false}']
+        renderer = renderer if name == "three" else []  # the chat template writes each conversation anew
+        digests = []
+        for shape, flags in {"process": [], "roles": ["--deployment.type", "single_node"]}.items():
+            out = folder / f"{name}-{shape}"
+            prl("rl", "@", config, "--output-dir", out, *flags, *renderer)
+            rows = metrics(out)
+            check([rows[step]["mismatch_kl/all/max"] for step in (1, 2, 3)] == [0, 0, 0], f"{name}, {shape}: {rows}")
+            check(rows[3]["samples_per_rollout/all/max"] == 1, f"{name}, {shape}: turns with images fall apart")
+            digests.append(tensor_digest(out / "weights/step_3"))
+        check(digests[0] == digests[1], f"{name}: other weights with a process per role")
+        check(name == "three" or digests[0] != tensor_digest(warmed), "nothing was trained")
+
+
+def play_in_a_worker(folder, warmed):
+    """An environment in a Python worker, whose messages come with images."""
+    config = rl_toml(folder / "python.toml", warmed, {})
+    config.write_text(config.read_text().partition("[[orchestrator.train.env]]")[0] + f"""
+[[orchestrator.train.env]]
+id = "words"
+kind = "fake"
+num_workers = 1
+args = {{ turns = 2, image = "{uri("grey.png")}" }}
+""")
+    prl("rl", "@", config, "--output-dir", folder / "python")
+    rows = metrics(folder / "python")
+    check([rows[step]["mismatch_kl/all/max"] for step in (1, 2, 3)] == [0, 0, 0], f"images of a worker: {rows}")
+    seen = [row for path in (folder / "python").rglob("train_rollouts.jsonl") for row in rows_of(path)]
+    shown = [json.dumps([row["prompt"], row["completion"]]).count("data:image/png") for row in seen]
+    check(seen and set(shown) == {2}, f"images that rollouts show: {shown}")
+
+
+def refuse_without_the_key(folder):
+    config = folder / "one.toml"
+    config.write_text(config.read_text().replace(", vlm = {}", ""))
+    said = "".join(prl("rl", "@", config, "--output-dir", folder / "plain", expect=None))
+    check("prompts of 'color-codeword' have images: set model.vlm" in said, said[-2000:])
+
+
 if __name__ == "__main__":
-    main(images_are_served_and_kept_when_a_model_is_saved)
+    main(images_are_served_and_kept_when_a_model_is_saved, models_learn_from_images)

@@ -14,6 +14,7 @@ answer. Arguments (`env_args`):
   judge                true: the reward is 1 if a call of purpose "judge" answers "yes"
   stateful             true: `state` counts finished rollouts, and info.done_before says how many there were before this one
   seed                 of the words (default: that of load)
+  image                a data: URI: each message of the user begins with this image (default none)
   row_bytes            padding in each row's data (default 0)
   number               an integer of any size in each row's data and in the tool's schema, which info gives back if the rollout got the row with it
   shuffle_rows         true: rows differ between workers (the process id is mixed in)
@@ -51,7 +52,7 @@ starts = logging.getLogger("prl_worker.misbehaving")
 
 _ARGUMENTS = {
     "num_train": 100, "num_eval": 20, "turns": 1, "seats": ["agent"], "parallel": 1, "group": False, "latency_s": 0.0, "tools": False,
-    "judge": False, "stateful": False, "seed": None, "row_bytes": 0, "number": None, "shuffle_rows": False, "load": "", "misbehave": {}, "marker": "", "once": "",
+    "judge": False, "stateful": False, "seed": None, "image": "", "row_bytes": 0, "number": None, "shuffle_rows": False, "load": "", "misbehave": {}, "marker": "", "once": "",
 }  # fmt: skip
 _SYSTEM = "Write the word backwards."
 _LOOKUP = {
@@ -157,9 +158,13 @@ class FakeEnvironment(Environment):
         row = self._row(split, index)
         return task_entry(index, row, task_id=f"{split}-{index}", prompt=self._prompt(row), answer=row["answer"], with_data=with_data)
 
-    @staticmethod
-    def _prompt(row: dict) -> list[dict]:
-        return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": f"Reverse: {row['word']}"}]
+    def _said(self, text: str) -> dict:
+        image = self._args["image"]
+        parts = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": text}]
+        return {"role": "user", "content": parts if image else text}
+
+    def _prompt(self, row: dict) -> list[dict]:
+        return [{"role": "system", "content": _SYSTEM}, self._said(f"Reverse: {row['word']}")]
 
     # Rollouts
 
@@ -215,7 +220,7 @@ class FakeEnvironment(Environment):
             if self._args["latency_s"]:
                 await asyncio.sleep(self._args["latency_s"])
             if turn and messages[-1]["role"] == "assistant":
-                messages.append({"role": "user", "content": f"Again, turn {turn + 1}."})
+                messages.append(self._said(f"Again, turn {turn + 1}."))
             try:
                 reply = await self._ask(run, messages, tools, seat, session, trainable)
             except ModelCallError as caught:

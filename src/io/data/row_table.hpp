@@ -41,6 +41,8 @@ class RowTable {
   std::string row(std::size_t index) const;
   /// "data/train.jsonl:17", "data/train.parquet, row 17".
   std::string where(std::size_t index) const;
+  /// The file that a row is of.
+  const std::filesystem::path& file(std::size_t index) const { return files_[rows_[index].file].path; }
 
  private:
   struct Row {

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <optional>
 
+#include "base/base64.hpp"
 #include "base/error.hpp"
 #include "io/json_text.hpp"
 #include "io/parquet/parquet_column.hpp"
@@ -267,7 +268,7 @@ class RowBuilder {
       std::memcpy(&half, bytes.data(), 2);
       return write_number(f16_to_f32(half), true, out);
     }
-    if (leaf.meaning != ParquetMeaning::kText && !is_utf8(bytes)) unbuilt(leaf, "bytes that are not text");
+    if (leaf.meaning != ParquetMeaning::kText && !is_utf8(bytes)) return append_json_text(out, to_base64(bytes));
     append_json_text(out, bytes);
   }
   [[noreturn]] void unbuilt(const ParquetNode& leaf, std::string_view what) const {

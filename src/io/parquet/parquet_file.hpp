@@ -14,7 +14,7 @@
 namespace prl::io {
 
 /// A Parquet file as rows of JSON: lists as arrays, structs and maps of text keys as objects, dates and times as ISO 8601 text,
-/// decimals as numbers; NaN and infinities become null.
+/// decimals as numbers; NaN and infinities become null; bytes that are no text in base64.
 ///
 /// Reads pages of version 1 and 2, all encodings in use (PLAIN, dictionaries, RLE, DELTA_*, BYTE_STREAM_SPLIT), uncompressed,
 /// Snappy, gzip and Zstandard; nested columns in the three-level and the older list forms.

@@ -40,14 +40,18 @@ void ChatMlBase::turn(TokenBuilder& out, std::string_view role, std::initializer
   close_turn_with(out, message);
 }
 
+void ChatMlBase::content(TokenBuilder& out, std::string_view before, const MessageView& message, std::string_view after) const {
+  const std::string text = message.is("tool") ? tool_text(message) : plain_text(message);
+  out.text({{before, false}, {text, true}, {after, false}}, static_cast<int>(message.index()));
+}
+
 void ChatMlBase::tool_result(TokenBuilder& out, const MessageView& message, bool opens_group, bool closes_group) const {
   const int index = static_cast<int>(message.index());
   if (opens_group) {
     open_turn(out, index);
     out.scaffold("user", index);
   }
-  const std::string content = tool_text(message);
-  out.text({{"\n<tool_response>\n", false}, {content, true}, {"\n</tool_response>", false}}, index);
+  content(out, "\n<tool_response>\n", message, "\n</tool_response>");
   if (closes_group) close_turn_with(out, index);
 }
 
@@ -65,8 +69,9 @@ void ChatMlBase::message_turn(TokenBuilder& out, const json::array& messages, st
     const bool closes = i + 1 == messages.size() || !MessageView(messages, i + 1).is("tool");
     tool_result(out, message, opens, closes);
   } else if (message.is("user") || message.is("system")) {
-    const std::string content = plain_text(message);
-    turn(out, message.role(), {{content, true}}, index);
+    open_turn(out, index);
+    content(out, std::string(message.role()) + "\n", message, "");
+    close_turn_with(out, index);
   } else {
     message.refuse(fmt::format("role '{}' is not one of system, user, assistant, tool", message.role()));
   }

@@ -30,6 +30,8 @@ class ChatMlBase : public FamilyRenderer {
   /// The text of a user or system message as the family writes it.
   virtual std::string plain_text(const MessageView& message) const { return message.content(); }
   virtual std::string tool_text(const MessageView& message) const { return message.content(); }
+  /// The content of a user, system or tool message between `before` and `after`, all one text.
+  virtual void content(TokenBuilder& out, std::string_view before, const MessageView& message, std::string_view after) const;
   /// What follows the assistant header in the generation prompt.
   virtual std::string generation_prefix() const { return {}; }
 

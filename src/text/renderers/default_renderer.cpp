@@ -88,8 +88,9 @@ class DefaultRenderer : public Renderer {
 
  private:
   std::vector<std::int32_t> encode(const json::array& messages, const json::array& tools, bool add_generation_prompt) const {
-    return tokenizer_->encode(
-        template_->render(messages, {.add_generation_prompt = add_generation_prompt, .tools = tools, .kwargs = kwargs_}));
+    // Who has images in messages knows that the template writes them.
+    const RenderOptions options{.add_generation_prompt = add_generation_prompt, .tools = tools, .kwargs = kwargs_, .keeps_images = true};
+    return tokenizer_->encode(template_->render(messages, options));
   }
 
   std::shared_ptr<const Tokenizer> tokenizer_;

@@ -46,18 +46,34 @@ const json::value* MessageView::find(std::string_view key) const noexcept {
 void MessageView::refuse(std::string_view why) const { fail(ErrorCode::kInvalidArgument, "messages[{}]: {}", index_, why); }
 
 std::string MessageView::content() const {
+  std::string out;
+  for (const ContentPart& part : parts()) {
+    if (part.is_image) refuse("content has a part that is not text; only text is supported");
+    out += part.text;
+  }
+  return out;
+}
+
+std::vector<ContentPart> MessageView::parts() const {
   const json::value* content = find("content");
   if (content == nullptr) return {};
-  if (is_text(*content)) return replace_invalid_utf8(to_view(content->get_string()));
+  if (is_text(*content)) return {{replace_invalid_utf8(to_view(content->get_string())), false}};
   if (!content->is_array()) refuse("content must be a string, null or a list of text parts");
-  std::string out;
+  std::vector<ContentPart> out;
   for (const json::value& part : content->get_array()) {
     const json::object* object = part.if_object();
+    const json::value* type = object != nullptr ? object->if_contains("type") : nullptr;
+    if (type != nullptr && is_text(*type) && (type->get_string() == "image_url" || type->get_string() == "image")) {
+      out.push_back({{}, true});
+      continue;
+    }
     const json::value* text = object != nullptr ? object->if_contains("text") : &part;
     if (text == nullptr || !is_text(*text)) refuse("content has a part that is not text; only text is supported");
-    out += to_view(text->get_string());
+    if (out.empty() || out.back().is_image) out.push_back({});
+    out.back().text += to_view(text->get_string());
   }
-  return replace_invalid_utf8(out);
+  for (ContentPart& part : out) part.text = replace_invalid_utf8(part.text);
+  return out;
 }
 
 std::optional<std::string> MessageView::reasoning() const {
@@ -91,7 +107,9 @@ std::string MessageView::text_member(std::string_view key) const {
 
 bool is_user_query(const MessageView& message) {
   if (!message.is("user")) return false;
-  const std::string content = strip(message.content());
+  std::string joined;
+  for (const ContentPart& part : message.parts()) joined += part.text;
+  const std::string content = strip(joined);
   return !(content.starts_with("<tool_response>") && content.ends_with("</tool_response>"));
 }
 

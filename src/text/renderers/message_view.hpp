@@ -24,6 +24,12 @@ struct CallView {
   boost::json::value arguments_object() const;
 };
 
+/// A part of a message: text, or an image.
+struct ContentPart {
+  std::string text;
+  bool is_image = false;
+};
+
 /// Read access to one message of a conversation, forgiving about nulls and lists of text parts.
 class MessageView {
  public:
@@ -35,6 +41,8 @@ class MessageView {
   bool is(std::string_view role) const noexcept { return role_ == role; }
   /// Content as text: null is empty, text parts are joined without a separator. Error{kInvalidArgument} for other parts.
   std::string content() const;
+  /// The same with images, which stand between parts of text; text that only other text lies between is one part.
+  std::vector<ContentPart> parts() const;
   /// The member as it stands; null when absent.
   const boost::json::value* raw_content() const noexcept { return find("content"); }
   /// reasoning_content, else reasoning, else thinking; nullopt when absent or null.

@@ -1,11 +1,13 @@
 #include <fmt/core.h>
 
+#include <algorithm>
+
 #include "base/error.hpp"
 #include "text/json_python.hpp"
 #include "text/renderers/chatml_base.hpp"
 #include "text/renderers/families.hpp"
 
-// Qwen3.5, 3.6 and 3.8, text only: ChatML turns with tool calls in XML and think blocks that the generation prompt opens. Source: their
+// Qwen3.5, 3.6 and 3.8: ChatML turns with images, with tool calls in XML and think blocks that the generation prompt opens. Source: their
 // chat templates by way of the `renderers` package (qwen3.5, qwen3.6, qwen3.8). With enable_thinking off the empty think block of the
 // generation prompt stays in the history too, so that a render later has the tokens that were sampled.
 namespace prl::text::renderers {
@@ -62,6 +64,14 @@ Variant variant_of(std::string_view name, const RendererOptions& options, const 
   return out;
 }
 
+/// Without white space at one end.
+std::string strip_end(const std::string& text, bool left) {
+  const std::string stripped = strip(text);
+  if (stripped.empty()) return {};
+  const std::size_t begin = text.find(stripped);
+  return left ? text.substr(begin) : text.substr(0, begin + stripped.size());
+}
+
 class Qwen35 : public ChatMlBase {
  public:
   Qwen35(Variant variant, const RendererOptions& options, std::shared_ptr<const Tokenizer> tokenizer)
@@ -112,6 +122,32 @@ class Qwen35 : public ChatMlBase {
       body += xml_call(call, variant_.arguments);
     }
     return body;
+  }
+
+  /// Images stand between marks, where the tokenizer has them. What lies around is stripped as a whole.
+  void content(TokenBuilder& out, std::string_view before, const MessageView& message, std::string_view after) const override {
+    std::vector<ContentPart> parts = message.parts();
+    const auto is_image = [](const ContentPart& part) { return part.is_image; };
+    if (std::ranges::none_of(parts, is_image)) return ChatMlBase::content(out, before, message, after);
+    if (message.is("system")) message.refuse("a system message cannot have images");
+    if (!parts.front().is_image) parts.front().text = strip_end(parts.front().text, /*left=*/true);
+    if (!parts.back().is_image) parts.back().text = strip_end(parts.back().text, /*left=*/false);
+    const auto index = static_cast<int>(message.index());
+    std::string_view scaffold = before, text;  // what is not written yet
+    const auto flush = [&](std::string_view end) {
+      out.text({{scaffold, false}, {text, true}, {end, false}}, index);
+      scaffold = text = {};
+    };
+    for (const ContentPart& part : parts) {
+      if (!part.is_image) {
+        text = part.text;
+        continue;
+      }
+      flush({});
+      for (const char* mark : {"<|vision_start|>", "<|image_pad|>", "<|vision_end|>"})
+        out.special(require_token(tokenizer(), mark, name()), index);
+    }
+    flush(after);
   }
 
   std::string plain_text(const MessageView& message) const override { return strip(message.content()); }

@@ -65,6 +65,88 @@ json::array tools_of(const json::object& row) {
   return tools;
 }
 
+RowImage image_of(const json::value& value, const char* key) {
+  if (text::is_text(value)) {
+    std::string text(value.get_string());
+    const bool is_uri = text.starts_with("data:") || text.find("://") != std::string::npos;
+    return {is_uri ? RowImage::Kind::kUri : RowImage::Kind::kPath, std::move(text)};
+  }
+  if (const json::object* object = value.if_object()) {
+    if (const json::value* url = non_null(*object, "url")) return image_of(*url, key);
+    if (const json::value* bytes = non_null(*object, "bytes"); bytes != nullptr && text::is_text(*bytes))
+      return {RowImage::Kind::kBytes, std::string(bytes->get_string())};
+    if (const json::value* path = non_null(*object, "path"); path != nullptr && text::is_text(*path))
+      return {RowImage::Kind::kPath, std::string(path->get_string())};
+  }
+  fail(ErrorCode::kInvalidArgument, "key '{}' has a picture that is no data: URI, no path and no object with bytes or path", key);
+}
+
+std::vector<RowImage> column_images(const json::object& row) {
+  std::vector<RowImage> out;
+  if (const json::value* images = non_null(row, "images")) {
+    if (!images->is_array())
+      fail(ErrorCode::kInvalidArgument, "key 'images' is {}: wanted a list of pictures", json::to_string(images->kind()).data());
+    for (const json::value& image : images->get_array()) out.push_back(image_of(image, "images"));
+  } else if (const json::value* image = non_null(row, "image")) {
+    out.push_back(image_of(*image, "image"));
+  }
+  return out;
+}
+
+/// body(part) for each image part.
+template <typename Body>
+void for_each_image_part(json::array& messages, const Body& body) {
+  for (json::value& message : messages) {
+    json::object* object = message.if_object();
+    json::value* content = object != nullptr ? object->if_contains("content") : nullptr;
+    json::array* parts = content != nullptr ? content->if_array() : nullptr;
+    for (std::size_t p = 0; parts != nullptr && p < parts->size(); ++p) {
+      json::object* part = (*parts)[p].if_object();
+      const json::value* type = part != nullptr ? part->if_contains("type") : nullptr;
+      if (type != nullptr && text::is_text(*type) && (type->get_string() == "image" || type->get_string() == "image_url")) body(*part);
+    }
+  }
+}
+
+/// Puts the images at the head of the first message of the user, as TRL does for messages of text.
+void prepend_parts(json::array& messages, std::size_t count) {
+  for (json::value& message : messages) {
+    json::object* object = message.if_object();
+    const json::value* role = object != nullptr ? object->if_contains("role") : nullptr;
+    if (role == nullptr || *role != "user") continue;
+    json::array parts(count, json::object{{"type", "image"}});
+    json::value& content = (*object)["content"];
+    if (content.is_array())
+      parts.insert(parts.end(), content.get_array().begin(), content.get_array().end());
+    else if (text::is_text(content))
+      parts.push_back(json::object{{"type", "text"}, {"text", content.get_string()}});
+    content = std::move(parts);
+    return;
+  }
+  fail(ErrorCode::kInvalidArgument, "the row has {} images and no message of the user to put them in", count);
+}
+
+std::vector<RowImage> images_of(const json::object& row, json::array& messages) {
+  std::vector<RowImage> column = column_images(row), out;
+  std::size_t num_parts = 0, used = 0;
+  for_each_image_part(messages, [&](const json::object&) { ++num_parts; });
+  if (num_parts == 0 && !column.empty()) prepend_parts(messages, column.size());
+  for_each_image_part(messages, [&](const json::object& part) {
+    const json::value* own = non_null(part, "image_url");
+    if (own == nullptr) own = non_null(part, "image");
+    if (own != nullptr) {
+      out.push_back(image_of(*own, "messages"));
+    } else if (used < column.size()) {
+      out.push_back(std::move(column[used++]));
+    } else {
+      fail(ErrorCode::kInvalidArgument, "the messages have more image parts than key 'images' has pictures, {}", column.size());
+    }
+  });
+  if (used != column.size())
+    fail(ErrorCode::kInvalidArgument, "key 'images' has {} pictures, and {} image parts of the messages take one", column.size(), used);
+  return out;
+}
+
 }  // namespace
 
 Conversation parse_conversation(std::string_view json_line) {
@@ -93,7 +175,8 @@ Conversation parse_conversation(std::string_view json_line) {
   }
   if (messages.empty()) fail(ErrorCode::kInvalidArgument, "the row has no messages");
   Conversation conversation;
-  conversation.messages = text::normalize_messages(messages);
+  conversation.images = images_of(row, messages);
+  conversation.messages = text::normalize_messages(messages, /*keeps_images=*/true);
   conversation.num_prompt_messages = num_prompt_messages;
   conversation.tools = tools_of(row);
   if (const json::value* kwargs = non_null(row, "chat_template_kwargs")) {

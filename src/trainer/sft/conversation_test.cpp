@@ -64,6 +64,42 @@ TEST(Conversation, NumbersOfAnySizeKeepTheirText) {
   EXPECT_EQ(text::to_json_text(c.template_kwargs), R"({"k":-99999999999999999999})");
 }
 
+TEST(Conversation, ImagesOfEveryForm) {
+  const auto said = [](std::string_view row) {
+    std::string out;
+    const Conversation c = parse_conversation(row);
+    for (const RowImage& image : c.images)
+      out += (image.kind == RowImage::Kind::kUri ? "uri " : image.kind == RowImage::Kind::kBytes ? "bytes " : "path ") + image.text + "; ";
+    return out + boost::json::serialize(c.messages.at(0).at("content"));
+  };
+  const std::string parts = R"([{"type":"image"},{"type":"text","text":"a"}])";
+  EXPECT_EQ(said(R"({"messages": [{"role": "user", "content": [{"type": "image", "text": null}, {"type": "text", "text": "a"}]}],
+                     "images": [{"bytes": "iVBO", "path": null}]})"),
+            "bytes iVBO; " + parts);
+  EXPECT_EQ(said(R"({"prompt": "a", "completion": "b", "images": ["cat.png"]})"), "path cat.png; " + parts) << "as TRL places them";
+  EXPECT_EQ(said(R"({"prompt": "a", "completion": "b", "image": {"path": "dogs/1.jpg"}})"), "path dogs/1.jpg; " + parts);
+  EXPECT_EQ(
+      said(
+          R"({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:x"}}, {"type": "text", "text": "a"},
+                     {"type": "image"}, {"type": "image", "image": "own.png"}]}], "images": ["2.png"]})"),
+      R"(uri data:x; path 2.png; path own.png; [{"type":"image"},{"type":"text","text":"a"},{"type":"image"},{"type":"image"}])");
+  const auto reason = [&](std::string_view row) -> std::string {
+    try {
+      said(row);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  EXPECT_THAT(reason(R"({"prompt": [{"role": "user", "content": [{"type": "image"}]}], "completion": "b"})"),
+              ::testing::HasSubstr("more image parts than key 'images' has pictures, 0"));
+  EXPECT_THAT(reason(R"({"prompt": [{"role": "user", "content": [{"type": "image"}]}], "completion": "b", "images": ["a", "b"]})"),
+              ::testing::HasSubstr("key 'images' has 2 pictures, and 1 image parts"));
+  EXPECT_THAT(reason(R"({"prompt": "a", "completion": "b", "images": [7]})"), ::testing::HasSubstr("no data: URI"));
+  EXPECT_THAT(reason(R"({"prompt": [{"role": "system", "content": "a"}], "completion": "b", "images": ["a"]})"),
+              ::testing::HasSubstr("no message of the user"));
+}
+
 TEST(Conversation, ErrorsNameTheKey) {
   const auto reason = [](std::string_view row) -> std::string {
     try {

@@ -18,6 +18,10 @@ void append(wire::MicroBatch& row, const SftSample& sample, const std::string& p
     row.position_ids.push_back(static_cast<std::int32_t>(i));
     row.ce_weights.push_back(i > 0 && sample.mask[i] != 0 ? 1.0f : 0.0f);
   }
+  for (wire::PromptImage image : sample.images) {
+    image.first += static_cast<std::int64_t>(first);
+    row.images.push_back(std::move(image));
+  }
   row.loss_mask.resize(first + n, 0);
   row.advantages.resize(first + n, 0.0f);
   row.inference_logprobs.resize(first + n, 0.0f);

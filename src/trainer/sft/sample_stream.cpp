@@ -10,7 +10,9 @@
 
 #include <boost/json/serialize.hpp>
 
+#include "base/base64.hpp"
 #include "base/error.hpp"
+#include "base/files.hpp"
 #include "base/log.hpp"
 #include "base/rng.hpp"
 #include "io/data/find_dataset.hpp"
@@ -30,10 +32,28 @@ bool has_target(const SftSample& sample) {
 }
 
 void truncate(SftSample& sample, std::int64_t max_tokens) {
-  const auto limit = static_cast<std::size_t>(max_tokens);
-  if (sample.ids.size() <= limit) return;
+  if (static_cast<std::int64_t>(sample.ids.size()) <= max_tokens) return;
+  const auto limit = static_cast<std::size_t>(wire::uncut_length(sample.images, max_tokens));
+  std::erase_if(sample.images, [&](const wire::PromptImage& image) { return image.first >= static_cast<std::int64_t>(limit); });
   sample.ids.resize(limit);
   sample.mask.resize(limit);
+}
+
+/// The file of a picture. Paths stay within `folder`.
+std::string bytes_of(const RowImage& image, const fs::path& folder, const vision::ImageLimits& limits) {
+  if (image.kind == RowImage::Kind::kUri) return vision::bytes_of_data_uri(image.text, limits);
+  if (image.kind == RowImage::Kind::kBytes) {
+    if (image.text.size() / 4 * 3 > limits.max_bytes + 3)
+      fail(ErrorCode::kInvalidArgument, "an image file of {} bytes; at most {} are read", image.text.size() / 4 * 3, limits.max_bytes);
+    return from_base64(image.text);
+  }
+  const fs::path root = fs::weakly_canonical(folder.empty() ? fs::path(".") : folder);
+  const fs::path path = fs::weakly_canonical(root / image.text);
+  const auto [end, within] = std::mismatch(root.begin(), root.end(), path.begin(), path.end());
+  if (fs::path(image.text).is_absolute() || end != root.end())
+    fail(ErrorCode::kInvalidArgument, "the path '{}' leads out of {}; pictures lie in the data file's folder or below it", image.text,
+         root.string());
+  return read_file(path, limits.max_bytes);
 }
 
 bool trains_role(const config::LossMaskConfig& roles, std::string_view role) {
@@ -80,7 +100,7 @@ SftSample tokenize(const Conversation& c, const SftText& text, RowRenderers& ren
                    bool& eos_appended) {
   if (renderers.is_named()) {
     text::RenderedConversation rendered = renderers.with(c.template_kwargs).render(c.messages, c.tools, false);
-    SftSample sample{std::move(rendered.ids), {}};
+    SftSample sample{.ids = std::move(rendered.ids), .mask = {}};
     sample.mask.resize(sample.ids.size(), 0);
     for (std::size_t i = 0; i < sample.ids.size(); ++i) {
       if (rendered.message_indices[i] < static_cast<std::int32_t>(c.num_prompt_messages)) continue;
@@ -100,12 +120,30 @@ SftSample tokenize(const Conversation& c, const SftText& text, RowRenderers& ren
       text::incremental_loss_mask(*text.tokenizer, *text.chat_template, c.messages, c.tools,
                                   {roles.system, roles.user, roles.assistant, roles.tool}, c.template_kwargs, c.num_prompt_messages);
   eos_appended = masked.eos_appended;
-  return {std::move(masked.ids), std::move(masked.mask)};
+  return {.ids = std::move(masked.ids), .mask = std::move(masked.mask)};
+}
+
+/// Puts the pictures of a row in the place of their placeholders. `file`: that the row is of.
+void place_pictures(SftSample& sample, const Conversation& c, const vision::PromptImages* images, const fs::path& file) {
+  if (c.images.empty()) return;
+  if (images == nullptr)
+    fail(ErrorCode::kInvalidArgument, "the row has images: set model.vlm, of a model with a vision tower, or use data without");
+  if (c.images.size() > images->options().max_images)
+    fail(ErrorCode::kInvalidArgument, "the row has {} images; at most {} are read", c.images.size(), images->options().max_images);
+  std::vector<vision::PixelsPtr> pictures;
+  for (std::size_t i = 0; i < c.images.size(); ++i) try {
+      pictures.push_back(images->read_file(bytes_of(c.images[i], file.parent_path(), images->options().limits)));
+    } catch (const Error& error) {
+      throw error.with_context(fmt::format("image {}", i));
+    }
+  sample.images = images->place(pictures, sample.ids);
+  vision::widen_at(std::span<const wire::PromptImage>(sample.images), sample.mask);
 }
 
 /// Columns of a row that parse_conversation reads.
 const std::vector<std::string>& conversation_columns() {
-  static const std::vector<std::string> kColumns{"messages", "prompt", "completion", "tools", "tool_defs", "chat_template_kwargs"};
+  static const std::vector<std::string> kColumns{"messages", "prompt", "completion", "tools", "tool_defs", "chat_template_kwargs",
+                                                 "images",   "image"};
   return kColumns;
 }
 
@@ -156,7 +194,9 @@ class DataStream final : public SampleStream {
     SftSample sample;
     bool eos_appended = false;
     try {
-      sample = tokenize(parse_conversation(part.table->row(row)), text_, renderers_, data_.loss_mask, eos_appended);
+      const Conversation conversation = parse_conversation(part.table->row(row));
+      sample = tokenize(conversation, text_, renderers_, data_.loss_mask, eos_appended);
+      place_pictures(sample, conversation, text_.images.get(), part.table->file(row));
     } catch (const Error& error) {
       throw error.with_context(fmt::format("[data] {}", part.table->where(row)));
     }

@@ -12,6 +12,7 @@
 #include "text/chat_template.hpp"
 #include "text/renderer.hpp"
 #include "text/tokenizer.hpp"
+#include "vision/prompt.hpp"
 
 namespace prl::trainer {
 
@@ -20,6 +21,7 @@ struct SftSample {
   std::vector<std::int32_t> ids;
   std::vector<std::uint8_t> mask;
   std::size_t part = 0;  ///< which of the stream's parts it comes from
+  std::vector<wire::PromptImage> images = {};
 };
 
 /// An endless stream of samples, each a pure function of its position: a resume needs the position and nothing else.
@@ -27,7 +29,7 @@ class SampleStream {
  public:
   virtual ~SampleStream() = default;
   /// The sample at `position` (from 0), or nullopt if that row has no target within `max_tokens` and is skipped. Longer samples
-  /// keep their first max_tokens. Error{kInvalidArgument} naming file and line.
+  /// keep their first max_tokens, or end before an image that would be cut. Error{kInvalidArgument} naming file and line.
   virtual std::optional<SftSample> at(std::int64_t position, std::int64_t max_tokens) = 0;
   /// Reads rows as far as it is cheap (they are parsed, not tokenized) until all were read or `budget` is used up, so that a bad row is
   /// found before the training that it would end. Returns how many were read. Error{kInvalidArgument} naming file and line.
@@ -47,8 +49,9 @@ class SampleStream {
 struct SftText {
   std::shared_ptr<const text::Tokenizer> tokenizer;
   std::shared_ptr<const text::ChatTemplate> chat_template;
-  std::shared_ptr<const text::Renderer> renderer;  ///< may be null
-  text::RendererOptions renderer_options = {};     ///< what `renderer` was made with
+  std::shared_ptr<const text::Renderer> renderer;                ///< may be null
+  text::RendererOptions renderer_options = {};                   ///< what `renderer` was made with
+  std::shared_ptr<const vision::PromptImages> images = nullptr;  ///< how the model takes images; null: it takes none
 };
 
 /// Rows of a data file, a folder or a data set of the hub (io/data/find_dataset.hpp), of one part or of several mixed by
