@@ -106,7 +106,7 @@ class EngineCore {
   TenantSet tenants_;
   std::unique_ptr<ModelRunner> runner_;
   std::unique_ptr<DraftModel> drafts_;  ///< nullptr: none, or they are looked up
-  std::unique_ptr<KvKeys> kv_;  ///< nullptr: none
+  std::unique_ptr<KvKeys> kv_;          ///< nullptr: none
   StepsUnderWay steps_;
   std::optional<std::chrono::steady_clock::time_point>
       last_settled_;  ///< when the step before ended; none if there was nothing to do since
