@@ -208,7 +208,7 @@ using KvOffloadConfig = std::variant<NativeKvOffloadConfig, MooncakeKvOffloadCon
 struct KvTransferConfig {
   int port = 5600;
   std::optional<std::string> api_key;
-  std::int64_t num_bytes = std::int64_t{1} << 30;
+  std::int64_t num_bytes = std::int64_t{4} << 30;
   double timeout = 30;
   template <class V>
   void visit(V& v) {

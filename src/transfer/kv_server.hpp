@@ -21,7 +21,7 @@ struct KvServerOptions {
   std::size_t max_connections = 64;               ///< more are closed at once
   std::chrono::milliseconds timeout{30'000};      ///< of one answer, its way included
   std::chrono::milliseconds idle_time{120'000};   ///< after which a silent connection is closed
-  std::size_t max_bytes = std::size_t{64} << 20;  ///< of the blocks of one answer, one block at least
+  std::size_t max_bytes = std::size_t{256} << 20;  ///< of the blocks of one answer, one block at least
 };
 
 /// Gives blocks of an engine to others that ask for them: a thread for those that come, and one for each connection. A connection that
