@@ -26,10 +26,10 @@ struct KvPlace {
 
 struct KvGateOptions {
   KvServerOptions server;
-  std::string own_host;                             ///< by which other engines reach this one
-  std::chrono::milliseconds timeout{30'000};        ///< of one transfer, all of it
+  std::string own_host;                              ///< by which other engines reach this one
+  std::chrono::milliseconds timeout{30'000};         ///< of one transfer, all of it
   std::size_t chunk_bytes = std::size_t{128} << 20;  ///< asked for at one time, one block at least
-  std::size_t max_idle_links = 4;                   ///< kept of each other engine
+  std::size_t max_idle_links = 4;                    ///< kept of each other engine
 };
 
 struct KvGateStats {

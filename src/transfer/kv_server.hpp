@@ -18,9 +18,9 @@ struct KvServerOptions {
   std::string host = "127.0.0.1";
   int port = 0;  ///< 0: any free one
   std::string key;
-  std::size_t max_connections = 64;               ///< more are closed at once
-  std::chrono::milliseconds timeout{30'000};      ///< of one answer, its way included
-  std::chrono::milliseconds idle_time{120'000};   ///< after which a silent connection is closed
+  std::size_t max_connections = 64;                ///< more are closed at once
+  std::chrono::milliseconds timeout{30'000};       ///< of one answer, its way included
+  std::chrono::milliseconds idle_time{120'000};    ///< after which a silent connection is closed
   std::size_t max_bytes = std::size_t{256} << 20;  ///< of the blocks of one answer, one block at least
 };
 
