@@ -2,11 +2,15 @@
 """Images: `prl inference` serves the model of tests/golden/vision, a folder that `prl convert` makes of it, and what fine-tuning and RL make of it."""
 import base64
 import json
+import os
 import pathlib
 import shutil
 import struct
 
 from harness import check, free_port, is_healthy, main, metrics, prl, request, rows_of, running, tensor_digest, tiny_model, wait_until, workspace
+
+if len(os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")) < 2 or not os.path.exists("/dev/nvidia1"):
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a machine with fewer GPUs than the two ranks below: on its CPU
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden" / "vision"
 NAMES = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
