@@ -96,12 +96,11 @@ void check_copies(InferenceConfig& config, const Check& check) {
 }
 
 void check_drafts(const SpeculativeConfig& drafts, const Check& check) {
-  const bool has_model = drafts.draft_model.has_value();
-  if (drafts.method == DraftMethod::kDraftModel && !has_model)
+  const bool is_named = drafts.draft_model.has_value(), has_model = is_named && drafts.method != DraftMethod::kNgram;
+  if (drafts.method == DraftMethod::kDraftModel && !is_named)
     check.problem("speculative.draft_model", "is needed by method draft_model: the folder or hub id of a smaller model");
-  if (drafts.method == DraftMethod::kNgram && has_model)
-    check.problem("speculative.method", "ngram looks drafts up; leave it out for drafts of draft_model, or leave that out");
-  if (has_model) check_model_name(*drafts.draft_model, "speculative.draft_model", check);
+  if (is_named && !has_model) check.warn("speculative.draft_model", "has no effect: speculative.method is ngram, which looks drafts up");
+  if (is_named) check_model_name(*drafts.draft_model, "speculative.draft_model", check);
   if (has_model && drafts.num_tokens == 0)
     check.problem("speculative.num_tokens", "must be at least 1 with a draft_model: how many tokens it draws for a sequence in a step");
   const SpeculativeConfig usual;

@@ -2,22 +2,14 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <utility>
 
 #include "base/error.hpp"
-#include "base/rng.hpp"
 
 namespace prl::engine {
 namespace {
 
 using DraftClock = std::chrono::steady_clock;
-
-/// Of the tokens up to the end of a block; never 0.
-std::uint64_t hash_of_block(std::uint64_t before, std::span<const std::int32_t> tokens) {
-  for (const std::int32_t token : tokens) before = mix_seed(before, static_cast<std::uint64_t>(token) + 1);
-  return before | 1;
-}
 
 std::span<const std::int32_t> tokens_of_block(const Sequence& sequence, std::int64_t block, std::int64_t block_size) {
   return std::span(sequence.tokens).subspan(static_cast<std::size_t>(block * block_size), static_cast<std::size_t>(block_size));
@@ -38,7 +30,7 @@ DraftModel::DraftModel(std::unique_ptr<ModelRunner> runner, std::int64_t num_blo
     : runner_(std::move(runner)),
       block_size_(block_size),
       max_num_batched_tokens_(max_num_batched_tokens),
-      read_(static_cast<std::size_t>(num_blocks), 0) {}
+      read_(static_cast<std::size_t>(num_blocks)) {}
 
 void DraftModel::draw(StepPlan& plan) {
   rows_.clear();
@@ -78,7 +70,7 @@ void DraftModel::look_up(Sequence& sequence) const {
   if (reading.admission != sequence.num_preemptions) {  // its blocks are others
     reading = {.admission = sequence.num_preemptions};
     for (std::int64_t block = 0; (block + 1) * block_size_ < sequence.num_tokens(); ++block) {
-      const std::uint64_t hash = hash_of_block(reading.hash, tokens_of_block(sequence, block, block_size_));
+      const BlockHash hash = chain_hash(reading.hash, tokens_of_block(sequence, block, block_size_));
       if (read_[static_cast<std::size_t>(sequence.blocks[static_cast<std::size_t>(block)].id().value)] != hash) break;
       reading.hash = hash;
       reading.num_blocks = block + 1;
@@ -96,13 +88,13 @@ void DraftModel::forget_blocks(const PlanRow& row) {
   const Sequence& sequence = *row.sequence;
   const std::int64_t end = sequence.num_tokens() + row.num_drafts - 1;
   for (std::int64_t block = sequence.draft_reading.num_tokens / block_size_; block * block_size_ < end; ++block)
-    read_[static_cast<std::size_t>(sequence.blocks[static_cast<std::size_t>(block)].id().value)] = 0;
+    read_[static_cast<std::size_t>(sequence.blocks[static_cast<std::size_t>(block)].id().value)] = {};
 }
 
 void DraftModel::remember_blocks(Sequence& sequence) {
   DraftReading& reading = sequence.draft_reading;
   for (; (reading.num_blocks + 1) * block_size_ <= reading.num_tokens; ++reading.num_blocks) {
-    reading.hash = hash_of_block(reading.hash, tokens_of_block(sequence, reading.num_blocks, block_size_));
+    reading.hash = chain_hash(reading.hash, tokens_of_block(sequence, reading.num_blocks, block_size_));
     read_[static_cast<std::size_t>(sequence.blocks[static_cast<std::size_t>(reading.num_blocks)].id().value)] = reading.hash;
   }
 }

@@ -40,7 +40,7 @@ class DraftModel {
 
   std::unique_ptr<ModelRunner> runner_;
   std::int64_t block_size_, max_num_batched_tokens_;
-  std::vector<std::uint64_t> read_;  ///< of each block: hash of the tokens up to its end if it was read in full, else 0
+  std::vector<BlockHash> read_;  ///< of each block: hash of the tokens up to its end if it was read in full, else 0
   std::int64_t num_read_ = 0;
   std::vector<PlanRow*> rows_;  ///< that want drafts, those that want most first
   std::array<StepPlan, 2> steps_;

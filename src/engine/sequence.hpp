@@ -49,7 +49,7 @@ struct DraftReading {
   std::int64_t admission = -1;   ///< Sequence::num_preemptions at that time: later its blocks are others
   std::int64_t num_tokens = 0;   ///< in the model's cache, from the first on
   std::int64_t num_blocks = 0;   ///< full blocks of these that are remembered,
-  std::uint64_t hash = 0;        ///< and the hash of the tokens in them
+  BlockHash hash = {};           ///< and the hash of the tokens in them
   std::int64_t num_guesses = 0;  ///< drafts behind these tokens that are in the cache, and good if they came true
   DraftTokens guesses = {};
 };

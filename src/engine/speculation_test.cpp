@@ -139,6 +139,26 @@ TEST(Speculation, WhateverHappensTheTokensAreThoseOfEachRequestAlone) {
   EXPECT_GT(num_ahead, 100) << "steps without guesses go on behind one another";
 }
 
+TEST(Speculation, ADraftModelReadsABlockOfTheCacheOnce) {
+  CoreOptions options = with_drafts(3);
+  options.scheduler.drafts.has_model = true;
+  options.scheduler.drafts.most_tokens = 200;
+  options.scheduler.drafts.adapts = false;
+  SmallWorld world(options);
+  const std::vector<std::int32_t> prompt(41, 1);  // ten blocks of 4 tokens, and one more
+  const auto read = [&](std::uint64_t id) {
+    const std::int64_t before = world.draft_model->num_read_tokens();
+    const auto request = few_tokens(prompt, 12, id);
+    const auto got = world.add(id, request);
+    world.drain();
+    EXPECT_EQ(got->output.token_ids, expected_output(request, id, PolicyVersion{0}, kFewTokens));
+    return world.draft_model->num_read_tokens() - before;
+  };
+  const std::int64_t first = read(1);
+  EXPECT_GE(first, 41);
+  EXPECT_EQ(read(2), first - 40);
+}
+
 TEST(Speculation, NewWeightsBetweenTwoStepsChangeTheTokensBehindThem) {
   SmallWorld world(with_drafts(8));
   auto request = few_tokens({0, 1}, 60, 1);

@@ -213,9 +213,9 @@ struct FakeWorld {
       auto small = std::make_unique<FakeRunner>(options.num_blocks, options.block_size, vocab_size);
       small->is_draft_model = true;
       small->is_beside_host = is_beside_host;
-      draft_runner = small.get();
       drafts = std::make_unique<DraftModel>(std::move(small), options.num_blocks, options.block_size,
                                             std::max(options.scheduler.max_num_batched_tokens, options.scheduler.max_num_seqs));
+      draft_model = drafts.get();
     }
     auto owned = std::make_unique<FakeRunner>(options.num_blocks, options.block_size, vocab_size, options.num_host_blocks);
     runner = owned.get();
@@ -235,7 +235,7 @@ struct FakeWorld {
     EXPECT_TRUE(core->is_idle());
   }
   FakeRunner* runner = nullptr;
-  FakeRunner* draft_runner = nullptr;
+  DraftModel* draft_model = nullptr;  ///< nullptr: none
   std::unique_ptr<EngineCore> core;
 };
 

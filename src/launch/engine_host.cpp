@@ -155,7 +155,8 @@ EngineHost::EngineHost(const config::InferenceConfig& config, std::shared_ptr<De
       folder_(model_folder(config.model.name)),
       dtype_(compute_dtype(config.model.dtype, runtime_->device().kind)),
       adapter_dtype_(adapter_dtype(config.lora_dtype, dtype_, "lora_dtype")),
-      port_(config.server.port) {
+      port_(config.server.port),
+      gives_blocks_(config.use_pd_kv_transfer) {
   overrides_ = config_overrides(config);
   model_ = nn::load_model_config(folder_, overrides_);
   if (!overrides_.rope_scaling.empty())
@@ -181,7 +182,8 @@ EngineHost::EngineHost(const config::InferenceConfig& config, std::shared_ptr<De
       dtype_(weights->compute),
       adapter_dtype_(adapter_dtype(config.lora_dtype, dtype_, "lora_dtype")),
       model_(weights->config),
-      port_(config.server.port) {
+      port_(config.server.port),
+      gives_blocks_(config.use_pd_kv_transfer) {
   start(config, std::move(weights));
 }
 
@@ -239,8 +241,9 @@ engine::AdapterWeights EngineHost::load_adapter(const nn::PeftSource& source, st
   nn::StoredAdapterPtr stored = nn::read_peft_adapter(model_, source, adapter_dtype_, *load_session_->context().pool, limits);
   warn_of_other_base(*stored, source);
   // A GPU gets it when a request names it; in host memory it is ready at once.
-  std::uint64_t hash = 1;
-  for (const std::vector<float>& block : stored->blocks) hash = hash_bytes(std::as_bytes(std::span(block)), hash);
+  std::uint64_t hash = gives_blocks_ ? 1 : 0;  // 0: not told apart by their values
+  for (std::size_t i = 0; gives_blocks_ && i < stored->blocks.size(); ++i)
+    hash = hash_bytes(std::as_bytes(std::span(stored->blocks[i])), hash);
   if (runtime_->device().kind == DeviceKind::kCuda) return {nullptr, std::move(stored), hash};
   return {nn::pack_adapter(contexts(), model_, *stored), nullptr, hash};
 }

@@ -97,7 +97,8 @@ class EngineHost {
   nn::ConfigOverrides overrides_;
   nn::ModelConfig model_;
   std::optional<MemoryPlan> plan_;
-  int port_;  ///< tells this engine from others on the machine
+  int port_;           ///< tells this engine from others on the machine
+  bool gives_blocks_;  ///< to other engines, which must know whether their adapters are the same
   std::once_flag receives_;
   std::unique_ptr<weights::WeightReceiver> receiver_;  ///< once weights were received
   std::unique_ptr<ops::OpSession> load_session_;

@@ -1,9 +1,6 @@
 #include "launch/inference_role.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
@@ -22,6 +19,7 @@
 #include "server/api_server.hpp"
 #include "server/engine_backend.hpp"
 #include "transfer/kv_gate.hpp"
+#include "weights/transfer.hpp"
 
 namespace prl::launch {
 namespace {
@@ -83,10 +81,7 @@ std::string kv_key_of(const config::InferenceConfig& config) {
 /// The name by which other engines reach this one.
 std::string kv_host_of(const config::ServerConfig& server) {
   if (server.host != "0.0.0.0" && server.host != "::") return server.host;
-  std::array<char, 256> name{};
-  if (::gethostname(name.data(), name.size() - 1) != 0)
-    fail(ErrorCode::kIo, "server.host is {}, and this machine has no name", server.host);
-  return name.data();
+  return weights::own_machine();
 }
 
 /// nullptr unless engines exchange blocks.

@@ -74,7 +74,7 @@ std::string bind_host(const std::string& host) { return host == "localhost" ? "1
 std::string own_machine() {
   std::array<char, 256> name{};
   if (::gethostname(name.data(), name.size() - 1) != 0)
-    fail(ErrorCode::kIo, "this machine's name is not known, so the trainer cannot be told where it is");
+    fail(ErrorCode::kIo, "this machine has no name (hostname), so that others cannot be told where it is");
   return name.data();
 }
 
