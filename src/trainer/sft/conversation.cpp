@@ -5,6 +5,7 @@
 #include "base/error.hpp"
 #include "text/chat_template.hpp"
 #include "text/json_python.hpp"
+#include "vision/prompt.hpp"
 
 namespace prl::trainer {
 
@@ -93,21 +94,6 @@ std::vector<RowImage> column_images(const json::object& row) {
   return out;
 }
 
-/// body(part) for each image part.
-template <typename Body>
-void for_each_image_part(json::array& messages, const Body& body) {
-  for (json::value& message : messages) {
-    json::object* object = message.if_object();
-    json::value* content = object != nullptr ? object->if_contains("content") : nullptr;
-    json::array* parts = content != nullptr ? content->if_array() : nullptr;
-    for (std::size_t p = 0; parts != nullptr && p < parts->size(); ++p) {
-      json::object* part = (*parts)[p].if_object();
-      const json::value* type = part != nullptr ? part->if_contains("type") : nullptr;
-      if (type != nullptr && text::is_text(*type) && (type->get_string() == "image" || type->get_string() == "image_url")) body(*part);
-    }
-  }
-}
-
 /// Puts the images at the head of the first message of the user, as TRL does for messages of text.
 void prepend_parts(json::array& messages, std::size_t count) {
   for (json::value& message : messages) {
@@ -129,9 +115,9 @@ void prepend_parts(json::array& messages, std::size_t count) {
 std::vector<RowImage> images_of(const json::object& row, json::array& messages) {
   std::vector<RowImage> column = column_images(row), out;
   std::size_t num_parts = 0, used = 0;
-  for_each_image_part(messages, [&](const json::object&) { ++num_parts; });
+  vision::for_each_image(messages, [&](const json::object&, const std::string&) { ++num_parts; });
   if (num_parts == 0 && !column.empty()) prepend_parts(messages, column.size());
-  for_each_image_part(messages, [&](const json::object& part) {
+  vision::for_each_image(messages, [&](const json::object& part, const std::string&) {
     const json::value* own = non_null(part, "image_url");
     if (own == nullptr) own = non_null(part, "image");
     if (own != nullptr) {
