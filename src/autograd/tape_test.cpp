@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "autograd/functions.hpp"
-#include "base/rng.hpp"
+#include "base/normal_draws.hpp"
 
 namespace prl::autograd {
 namespace {
@@ -18,7 +18,7 @@ class TapeTest : public ::testing::Test {
   Tensor random(Shape shape, std::uint64_t seed) {
     const Tensor t = Tensor::empty(ctx().runtime, shape, DType::kF32);
     Rng rng(seed);
-    for (std::int64_t i = 0; i < t.num_elements(); ++i) t.as<float>()[i] = static_cast<float>(rng.next_normal());
+    draw_normals(rng, {t.as<float>(), static_cast<std::size_t>(t.num_elements())});
     return t;
   }
   static std::vector<float> values(TensorView v) { return {v.as<float>(), v.as<float>() + v.shape.num_elements()}; }

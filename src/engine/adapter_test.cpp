@@ -8,7 +8,7 @@
 #include <mutex>
 #include <set>
 
-#include "base/rng.hpp"
+#include "base/normal_draws.hpp"
 #include "base/testing/eventually.hpp"
 #include "device/testing/test_runtime.hpp"
 #include "engine/adapter_set.hpp"
@@ -60,8 +60,7 @@ struct Lab {
     Rng rng(seed, 3);
     for (nn::NamedParameter& p : trained.named())
       if (!nn::is_lora_a(p.block)) {
-        std::vector<float> values(static_cast<std::size_t>(p.num_elements()));
-        for (float& value : values) value = 0.3f * static_cast<float>(rng.next_normal());
+        const std::vector<float> values = normal_draws(rng, p.num_elements(), 0.3f);
         p.value.runtime()->copy_from_host(p.value.data(), values.data(), values.size() * sizeof(float));
       }
     session.context().runtime->synchronize();

@@ -7,7 +7,7 @@
 #include <limits>
 #include <memory>
 
-#include "base/rng.hpp"
+#include "base/normal_draws.hpp"
 
 namespace prl::engine {
 namespace {
@@ -120,7 +120,7 @@ class SamplerTest : public ::testing::Test {
   Tensor random_logits(std::int64_t rows) {
     Tensor logits = Tensor::empty(session_.context().runtime, {rows, kVocabSize}, DType::kF32);
     Rng rng(3);
-    for (std::int64_t i = 0; i < logits.num_elements(); ++i) logits.as<float>()[i] = static_cast<float>(rng.next_normal());
+    draw_normals(rng, {logits.as<float>(), static_cast<std::size_t>(logits.num_elements())});
     return logits;
   }
   ops::OpSession session_;

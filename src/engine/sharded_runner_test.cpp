@@ -11,7 +11,7 @@
 #include <fstream>
 #include <string>
 
-#include "base/rng.hpp"
+#include "base/normal_draws.hpp"
 #include "base/testing/eventually.hpp"
 #include "base/testing/temp_folder.hpp"
 #include "device/testing/test_runtime.hpp"
@@ -87,9 +87,7 @@ class SharedLayersTest : public ::testing::TestWithParam<Kind> {
     nn::Parameters trained(ctx.runtime, config_, nn::make_adapter_table(config_, wanted));
     Rng rng(seed);
     for (const nn::NamedParameter& p : trained.named()) {
-      std::vector<float> of_tensor(static_cast<std::size_t>(p.num_elements()));
-      for (float& value : of_tensor) value = 0.2f * static_cast<float>(rng.next_normal());
-      trained.write_held(p.offset, of_tensor);
+      trained.write_held(p.offset, normal_draws(rng, p.num_elements(), 0.2f));
     }
     const nn::WeightsPtr with_it = nn::adapt_weights(ctx, trained, wanted, GetParam().compute, whole(7, 1), PolicyVersion{1});
     return nn::read_peft_adapter(config_, {"memory", nn::peft_image(*with_it, *trained.table())}, GetParam().compute, *ctx.pool);

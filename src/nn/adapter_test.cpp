@@ -1,4 +1,5 @@
 // Adapters in the decoder: tables, exactness between training and serving, gradients, PEFT's files.
+#include "base/normal_draws.hpp"
 #include "nn/adapter.hpp"
 
 #include <gmock/gmock.h>
@@ -72,7 +73,7 @@ struct Adapted {
     Rng rng(seed, 77);
     for (NamedParameter& p : trained.named())
       if (is_lora(p.block) && !is_lora_a(p.block))
-        for (std::int64_t i = 0; i < p.num_elements(); ++i) p.value.as<float>()[i] = 0.1f * static_cast<float>(rng.next_normal());
+        draw_normals(rng, {p.value.as<float>(), static_cast<std::size_t>(p.num_elements())}, 0.1f);
     for (NamedParameter& p : trained.named())
       if (!is_lora(p.block)) std::memcpy(p.value.data(), m.parameters->at(p.name).value.data(), p.value.num_bytes());
     refresh(dtype.value_or(compute));
@@ -326,7 +327,7 @@ TEST_P(AdapterOfFamily, GradientsAreThoseOfFiniteDifferences) {
   Packed packed = random_packed(model.config.vocab_size, {12, 7}, GetParam() == "deepseek_v3" ? 10 : takes_other_tokens ? 7 : 6);
   std::vector<float> dlogp(packed.ids.size());
   Rng rng(8);
-  for (float& d : dlogp) d = static_cast<float>(rng.next_normal());
+  draw_normals(rng, dlogp);
   const auto batch = [&] {
     PackedBatch b = packed.batch();
     b.dropout_seed = 99;

@@ -1,4 +1,5 @@
 // Training, prefill and decode give the same bits; gradients are those of finite differences.
+#include "base/normal_draws.hpp"
 #include "nn/decoder.hpp"
 
 #include <gmock/gmock.h>
@@ -334,7 +335,7 @@ TEST_P(FamilyTest, GradientsAreThoseOfFiniteDifferences) {
   const Packed packed = random_packed(model.config.vocab_size, {9, 4}, GetParam() == "deepseek_v3" ? 3 : 1);
   std::vector<float> dlogp(packed.ids.size());
   Rng rng(2);
-  for (float& v : dlogp) v = static_cast<float>(rng.next_normal());
+  draw_normals(rng, dlogp);
   TrainableModel trainable(model.ctx(), *model.parameters, {1});
   model.parameters->zero_grads();
   trainable.forward(model.weights(DType::kF32), packed.batch(), packed.targets, packed.temperatures);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/normal_draws.hpp"
 #include "base/rng.hpp"
 #include "base/thread_pool.hpp"
 
@@ -105,7 +106,7 @@ void Masters::init_random(std::uint64_t seed, float std_dev) {
     std::vector<float> values(static_cast<std::size_t>(count));
     Rng rng(mix_seed(seed, run.tensor), static_cast<std::uint64_t>(run.first / kRandomRun));
     if (parameter.is_matrix() || parameter.block == Block::kSharedExpertGate)
-      for (float& value : values) value = static_cast<float>(rng.next_normal()) * std_dev;
+      draw_normals(rng, values, std_dev);
     else if (parameter.block == Block::kLinearConv)  // as torch draws a convolution's: uniform in 1 / sqrt(taps)
       for (float& value : values) value = static_cast<float>((2.0 * rng.next_double() - 1.0) / std::sqrt(parameter.num_taps));
     else if (parameter.block == Block::kDecayRate)  // the log of rates that are uniform in (0, 16], as transformers draws them

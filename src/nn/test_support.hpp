@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "base/rng.hpp"
+#include "base/normal_draws.hpp"
 #include "base/testing/source_dir.hpp"
 #include "nn/decoder.hpp"
 #include "nn/exact_parts.hpp"
@@ -55,7 +55,7 @@ inline std::vector<std::vector<float>> step_results(ops::OpContext& ctx, Paramet
                                                     const Packed& packed, TrainableModel& model) {
   std::vector<float> dlogp(packed.ids.size());
   Rng rng(6);
-  for (float& v : dlogp) v = static_cast<float>(rng.next_normal());
+  draw_normals(rng, dlogp);
   parameters.zero_grads();
   std::vector<std::vector<float>> all{model.forward(weights, packed.batch(), packed.targets, packed.temperatures).logp_T};
   model.backward(dlogp);
@@ -132,12 +132,6 @@ inline ModelConfig small_config(const std::string& family, const InitModelOption
   return config;
 }
 
-inline std::vector<float> random_floats(Rng& rng, std::int64_t count, float scale) {
-  std::vector<float> out(static_cast<std::size_t>(count));
-  for (float& value : out) value = scale * static_cast<float>(rng.next_normal());
-  return out;
-}
-
 /// One small model of a family with random weights, biases and norms included.
 struct SmallModel {
   explicit SmallModel(const std::string& family, bool tied = true, int num_threads = 2, bool is_wide = false) : session(num_threads) {
@@ -149,7 +143,7 @@ struct SmallModel {
     Rng rng(5);
     for (NamedParameter& p : parameters->named())
       if (p.is_exact())
-        split_exact(random_floats(rng, p.num_elements() / p.num_parts, 0.1f),
+        split_exact(normal_draws(rng, p.num_elements() / p.num_parts, 0.1f),
                     {p.value.as<float>(), static_cast<std::size_t>(p.num_elements())}, p.name);
       else if (p.value.shape().num_dims() == 1)
         for (std::int64_t i = 0; i < p.value.num_elements(); ++i) p.value.as<float>()[i] += 0.2f * static_cast<float>(rng.next_normal());

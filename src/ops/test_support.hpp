@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "base/rng.hpp"
+#include "base/normal_draws.hpp"
 #include "ops/cpu/table.hpp"
 
 // What the tests of the ops share: sessions of every CPU kind, random and poisoned tensors, comparisons. In the program that tests the GPU
@@ -55,7 +55,8 @@ struct Session {
   Tensor random(Shape shape, DType dtype, std::uint64_t seed, float scale = 1.0f) {
     Tensor t = Tensor::empty(runtime, shape, dtype);
     Rng rng(seed);
-    for (std::int64_t i = 0; i < t.num_elements(); ++i) set(t, i, scale * static_cast<float>(rng.next_normal()));
+    const std::vector<float> values = normal_draws(rng, t.num_elements(), scale);
+    for (std::int64_t i = 0; i < t.num_elements(); ++i) set(t, i, values[static_cast<std::size_t>(i)]);
     return t;
   }
   Tensor ints(const std::vector<std::int32_t>& values) {

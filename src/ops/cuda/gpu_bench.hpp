@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "base/rng.hpp"
+#include "base/normal_draws.hpp"
 #include "device/cuda/check.hpp"
 #include "ops/cuda/launch.hpp"
 #include "ops/op_table.hpp"
@@ -23,9 +23,10 @@ struct GpuBench {
   /// bf16, about normal.
   Tensor random(Shape shape) {
     Tensor t = Tensor::empty(runtime, shape, DType::kBF16);
-    std::vector<BFloat16> host(1 << 20);
     Rng rng(1);
-    for (BFloat16& x : host) x = to_bf16(static_cast<float>(rng.next_normal()));
+    const std::vector<float> values = normal_draws(rng, 1 << 20);
+    std::vector<BFloat16> host(values.size());
+    std::ranges::transform(values, host.begin(), [](float x) { return to_bf16(x); });
     for (std::size_t at = 0; at < t.num_bytes(); at += host.size() * 2 - 254)  // shifted, so that rows do not repeat
       runtime->copy_from_host(t.as<char>() + at, host.data(), std::min(host.size() * 2, t.num_bytes() - at));
     return t;

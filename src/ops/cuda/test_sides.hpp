@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/normal_draws.hpp"
 #include "ops/test_support.hpp"
 
 namespace prl::ops::testing {
@@ -21,7 +22,8 @@ struct Sides {
   Tensor random(Shape shape, DType dtype, std::uint64_t seed, float scale = 1.0f) {
     Tensor t = Tensor::empty(cpu_runtime, shape, dtype);
     Rng rng(seed);
-    for (std::int64_t i = 0; i < t.num_elements(); ++i) Session::set(t, i, scale * static_cast<float>(rng.next_normal()));
+    const std::vector<float> values = normal_draws(rng, t.num_elements(), scale);
+    for (std::int64_t i = 0; i < t.num_elements(); ++i) Session::set(t, i, values[static_cast<std::size_t>(i)]);
     return t;
   }
   Tensor ints(const std::vector<std::int32_t>& values) {

@@ -1,3 +1,4 @@
+#include "base/normal_draws.hpp"
 #include "ops/attention.hpp"
 
 #include <algorithm>
@@ -40,7 +41,8 @@ struct CpuSession {
   Tensor random(Shape shape, DType dtype, std::uint64_t seed) {
     Tensor t = Tensor::empty(runtime, shape, dtype);
     Rng rng(seed);
-    for (std::int64_t i = 0; i < t.num_elements(); ++i) Session::set(t, i, static_cast<float>(rng.next_normal()));
+    const std::vector<float> values = normal_draws(rng, t.num_elements());
+    for (std::int64_t i = 0; i < t.num_elements(); ++i) Session::set(t, i, values[static_cast<std::size_t>(i)]);
     return t;
   }
 };
