@@ -27,16 +27,18 @@ if(PRL_PRECOMPILE)
   endif()
   if(PRL_TESTS)
     prl_precompiled_header(prl_precompiled_test precompiled_test.hpp GTest::gmock GTest::gtest)
+    prl_precompiled_header(prl_precompiled_test_unoptimized precompiled_test.hpp GTest::gmock GTest::gtest)
+    target_compile_options(prl_precompiled_test_unoptimized PRIVATE -O0)
   endif()
 endif()
 
-# prl_precompile(TARGET KIND): the C++ files of a target use the header, with GoogleTest's if KIND is test; otherwise it names the module, since GCC
-# takes no header that was made with another kind of optimisation.
+# prl_precompile(TARGET KIND): the C++ files of a target use the header, with GoogleTest's if KIND is test or test_unoptimized; otherwise it names the
+# module, since GCC takes no header that was made with another kind of optimisation.
 function(prl_precompile target kind)
   if(PRL_PRECOMPILE)
     set(from prl_precompiled)
-    if(kind STREQUAL "test")
-      set(from prl_precompiled_test)
+    if(kind MATCHES "^test")
+      set(from prl_precompiled_${kind})
     elseif(PRL_QUICK AND NOT kind IN_LIST PRL_QUICK_OPTIMIZED)
       set(from prl_precompiled_unoptimized)
     endif()
