@@ -13,6 +13,7 @@
 #include "launch/rl_nodes.hpp"
 #include "launch/run_end.hpp"
 #include "launch/run_folder.hpp"
+#include "launch/run_host.hpp"
 #include "launch/run_lock.hpp"
 #include "launch/run_page.hpp"
 #include "launch/run_spans.hpp"
@@ -29,6 +30,18 @@ int run_in_one_process(const config::RlConfig& config, std::stop_token stop) {
   const launch::TraceOfProcesses trace(config.trainer.trace_path);
   const launch::RunSpans spans("rl", config.output_dir, config.trainer.trace_path);
   return launch::run_colocated(config, stop);
+}
+
+/// Several runs, each of which has its own folder, records and trackers.
+int host_runs_of(config::Command command, const config::Loaded<config::RlConfig>& loaded, StopSignal& stop) {
+  const config::RlConfig& config = loaded.config;
+  (void)launch::begin_attempt(config.output_dir);
+  launch::setup_logging(config.trainer.log, launch::log_file(config.output_dir, "rl.log"));
+  config::write_resolved(command, config, loaded.provenance);
+  const auto page = launch::serve_run_page(config.dashboard, config.output_dir,
+                                           {.has_checkpoints = true, .stop = [&stop] { stop.request_stop(); }});
+  const int status = launch::host_runs(config, stop.token());
+  return stop.was_interrupted() && status == 0 ? 130 : status;
 }
 
 }  // namespace
@@ -102,6 +115,7 @@ int run_rl(const config::ParsedCommand& parsed) {
   launch::check_start(config);
   config::check_resolved_place(*parsed.command, config);
   const launch::RunLock lock(config.output_dir);
+  if (config.trainer.max_concurrent_runs > 1) return host_runs_of(*parsed.command, loaded, stop);
   const launch::PreparedFolder prepared = launch::prepare_run_folder(config);
   config::LogConfig log = config.trainer.log;
   log.step_interval = config.log.step_interval;

@@ -108,7 +108,8 @@ int run_saving_role(const config::ParsedCommand& parsed, const char* lock_name, 
         launch::check_start(config);
         config::check_resolved_place(*parsed.command, config);
         lock.emplace(config.output_dir, lock_name);
-        prepared = launch::prepare_run_folder(config);
+        // One that a launcher starts again has made its folder ready before, and holds what it goes on from.
+        if (std::getenv(launch::kRestartsVariable) == nullptr) prepared = launch::prepare_run_folder(config);
         launch::tell_start(rank, prepared.is_finished);
       } catch (const std::exception& error) {
         launch::tell_failure(rank, error.what());

@@ -283,7 +283,8 @@ void choose_deployment(RlConfig& config, const Check& check) {
   apply_gpu_ids(config, check);
   if (!config.deployment) {
     const bool is_colocated =
-        config.inference && num_gpus(config, check) <= 1 && !detail::starts_teacher(config) && num_engine_gpus(*config.inference) == 1;
+        config.inference && num_gpus(config, check) <= 1 && !detail::starts_teacher(config) && num_engine_gpus(*config.inference) == 1 &&
+        config.trainer.max_concurrent_runs == 1;
     config.deployment = ColocatedDeployment{};
     if (!is_colocated) config.deployment = SingleNodeDeployment{};
   }
@@ -508,9 +509,6 @@ void check_models(RlConfig& config, const Check& check) {
   if (config.orchestrator.run)
     check.problem("orchestrator.run",
                   "is for a run of a trainer of several: `prl orchestrator` beside `prl trainer --max-concurrent-runs`");
-  if (config.trainer.max_concurrent_runs > 1)
-    check.not_built("trainer.max_concurrent_runs",
-                    "several runs in one launch; start `prl trainer`, `prl inference`, and `prl orchestrator` for each run");
   if (config.trainer.data.recorded) check.problem("trainer.data.recorded", "trains without an orchestrator: `prl replay RUN` does it");
   if (config.trainer.enable_router_replay && config.inference) {
     if (!check.is_set("inference.enable_return_routed_experts")) config.inference->enable_return_routed_experts = true;
@@ -593,6 +591,27 @@ void check_async(RlConfig& config, const Check& check) {
   }
 }
 
+/// Several runs of one trainer: their orchestrators' configurations lie in their folders, so the section here is none of theirs.
+void resolve_runs(RlConfig& config, const Value& written, const Check& check) {
+  if (const Value* section = written.find("orchestrator"); section != nullptr && section->is_table() && !section->members().empty())
+    check.problem("orchestrator", "is set, but each of several runs (trainer.max_concurrent_runs) has a configuration of its own: name their "
+                                  "files in `runs`, or `prl runs add` them");
+  if (!std::holds_alternative<SingleNodeDeployment>(*config.deployment))
+    check.problem("deployment.type", "must be single_node for several runs (trainer.max_concurrent_runs): their roles are processes");
+  if (config.teacher_inference)
+    check.not_built("teacher_inference", "a teacher's server beside several runs; start `prl inference` for it and name it in the runs");
+  if (config.slurm) check.not_built("slurm", "several runs in a batch job");
+  if (config.trainer.bench) check.problem("bench", "measures one run; trainer.max_concurrent_runs is above 1");
+  config.orchestrator.seq_len = config.trainer.model.seq_len;
+  if (!config.inference) return;
+  InferenceConfig& inference = *config.inference;
+  if (!check.is_set("inference.enable_lora")) inference.enable_lora = true;
+  if (!inference.enable_lora) check.problem("inference.enable_lora", "must be on: each of several runs trains an adapter");
+  if (!check.is_set("inference.max_loras")) inference.max_loras = std::max(inference.max_loras, config.trainer.max_concurrent_runs);
+  if (config.trainer.model.lora && !check.is_set("inference.max_lora_rank"))
+    inference.max_lora_rank = std::max(inference.max_lora_rank.value_or(0), config.trainer.model.lora->rank);
+}
+
 }  // namespace
 
 template <>
@@ -620,10 +639,18 @@ Resolution<RlConfig> resolve(Value raw, const Context& context) {
   connect_client(config, check);
   if (config.inference && !check.is_set("inference.seed")) config.inference->seed = config.seed;
   check_models(config, check);
-  check_lengths(config, check);
+  const bool has_runs = config.trainer.max_concurrent_runs > 1;
+  if (has_runs)
+    resolve_runs(config, written, check);
+  else
+    check_lengths(config, check);
+  if (!has_runs && !config.runs.empty())
+    check.problem("runs", "needs trainer.max_concurrent_runs above 1: a trainer of one run serves its own orchestrator alone");
   choose_context(config, check);
-  detail::resolve_teacher(config, check);
-  detail::check_orchestrator(config.orchestrator, check.sub("orchestrator"));
+  if (!has_runs) {
+    detail::resolve_teacher(config, check);
+    detail::check_orchestrator(config.orchestrator, check.sub("orchestrator"));
+  }
   if (config.trainer.bench && !config.trainer.data.fake) {
     config.trainer.data.fake.emplace();
     config.trainer.data.fake->batch_size = config.orchestrator.batch_size.value_or(config.trainer.data.fake->batch_size);

@@ -391,6 +391,23 @@ TEST(ResolveRl, RolesOfSeveralGpusHaveOneEach) {
   EXPECT_FALSE(load_line<RlConfig>(kRlLine + "--deployment.type single_node --slurm.partition gpu", gpus).config.trainer_gpu_ids);
 }
 
+TEST(ResolveRl, SeveralRunsShareWhatIsNotTheirs) {
+  const std::string line = "rl --inference --model.name ./m --seq-len 640 --trainer.model.lora.rank 32 --trainer.max-concurrent-runs 12 ";
+  const auto rl = load_line<RlConfig>(line);
+  EXPECT_TRUE(rl.not_built.empty());
+  EXPECT_TRUE(std::holds_alternative<SingleNodeDeployment>(*rl.config.deployment));
+  EXPECT_TRUE(rl.config.inference->enable_lora);
+  EXPECT_EQ(rl.config.inference->max_loras, 12);
+  EXPECT_EQ(rl.config.inference->max_lora_rank, 32);
+  EXPECT_EQ(rl.config.inference->model.max_model_len, 640);
+  const auto error = [&](const std::string& flags) { return error_of<RlConfig>(line + flags); };
+  EXPECT_THAT(error("--orchestrator.batch-size 8"), HasSubstr("orchestrator: is set, but each of several runs"));
+  EXPECT_THAT(error("--deployment.type colocated"), HasSubstr("deployment.type: must be single_node"));
+  EXPECT_THAT(error("--inference.enable-lora false"), HasSubstr("inference.enable_lora: must be on"));
+  EXPECT_THAT(error_of<RlConfig>(kRlLine + "--runs one.toml"), HasSubstr("runs: needs trainer.max_concurrent_runs above 1"));
+  EXPECT_THAT(error_of<RlConfig>("rl --inference --model.name ./m --trainer.max-concurrent-runs 2"), HasSubstr("needs model.lora"));
+}
+
 TEST(ResolveRl, ALossInPythonNeedsItsFunction) {
   EXPECT_THAT(error_of<RlConfig>(kRlLine + "--trainer.loss.type custom"), HasSubstr("loss.import_path"));
   EXPECT_THAT(error_of<RlConfig>(kRlLine + "--trainer.loss.type custom --trainer.loss.import-path credit"), HasSubstr("module.name"));
@@ -417,7 +434,6 @@ TEST(ResolveRl, WhatIsNotBuiltIsNamedWithItsKey) {
   expect("--trainer.model.lora.modules-to-save lm_head --deployment.type single_node", "whole modules");
   expect("--weight-broadcast.type nixl --deployment.type single_node", "NIXL");
   expect("--weight-broadcast.type nccl --trainer.model.lora.modules-to-save lm_head --deployment.type single_node", "whole modules");
-  expect("--trainer.max-concurrent-runs 2 --trainer.model.lora", "several runs in one launch");
   expect("--trainer.model.tp 2", "tensor parallelism");
   expect("--trainer.model.vlm.freeze-vision-encoder false", "vision tower");
   expect("--model.vlm --orchestrator.training-mode opsd", "images where a teacher is asked");

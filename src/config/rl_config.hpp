@@ -114,7 +114,8 @@ struct MultiNodeDeployment {
 };
 using RlDeployment = std::variant<ColocatedDeployment, SingleNodeDeployment, MultiNodeDeployment>;
 
-/// `prl rl`: all roles, and keys that are passed on to them.
+/// `prl rl`: all roles, and keys that are passed on to them. With trainer.max_concurrent_runs above 1 the section `orchestrator` is none
+/// of a run: each run has a configuration of its own, in its folder.
 ///
 /// After resolve_rl the sections `trainer`, `orchestrator` and `inference` are complete: the launcher reads those (and
 /// `deployment`, `output_dir`, `clean_output_dir`, ...), never the shared keys.
@@ -145,6 +146,7 @@ struct RlConfig {
   std::filesystem::path output_dir = "outputs";
   bool clean_output_dir = false;
   std::optional<BenchModeConfig> bench;
+  std::vector<std::filesystem::path> runs;
   std::optional<std::vector<int>> inference_gpu_ids;
   std::optional<std::vector<int>> trainer_gpu_ids;
   std::optional<std::vector<int>> teacher_gpu_ids;
@@ -209,6 +211,7 @@ struct RlConfig {
     v.field("output_dir", output_dir, "Folder of everything the run writes");
     v.field("clean_output_dir", clean_output_dir, "Empty output_dir first");
     v.field("bench", bench, "Measure 4 steps and print a table");
+    v.field("runs", runs, "With trainer.max_concurrent_runs above 1: orchestrators' configurations, each a run named after its file");
     v.field("inference_gpu_ids", inference_gpu_ids, "GPUs of inference, with an engine on each; others than the trainer's make processes",
             {.min = 0});
     v.field("trainer_gpu_ids", trainer_gpu_ids, "GPUs of the trainer, one rank each", {.min = 0});

@@ -127,6 +127,26 @@ ChildSpec RoleChildren::orchestrator() const {
   return child;
 }
 
+ChildSpec RoleChildren::orchestrator_of(const RunFolder& run) const {
+  ChildSpec child = orchestrator();
+  child.name = run.name;
+  child.argv = {child.argv[0], "orchestrator", "@", (run.folder / "configs/orch.toml").string(), "--output-dir", run.folder.string()};
+  const auto set = [&child](const char* flag, std::string value) { child.argv.insert(child.argv.end(), {flag, std::move(value)}); };
+  set("--student.model.name", config_.trainer.model.name);
+  if (config_.inference)
+    for (const std::string& url : config_.orchestrator.student.client.base_url) set("--student.client.base-url", url);
+  if (config_.inference && !config_.orchestrator.prefill.base_url.empty()) {
+    for (const std::string& url : config_.orchestrator.prefill.base_url) set("--prefill.base-url", url);
+    set("--prefill.non-cached-tokens", std::to_string(config_.orchestrator.prefill.non_cached_tokens));
+  }
+  child.env.erase(kRunFolderVariable);  // it prepares its folder itself
+  if (child.max_restarts > 0) child.env[kRecoveryVariable] = fs::absolute(run.folder / orchestrator::kRecoveryFolder).string();
+  child.log_file = launch::log_file(config_.output_dir, run.name + ".log");
+  child.must_finish = false;
+  child.may_end = child.is_optional = true;
+  return child;
+}
+
 ChildSpec RoleChildren::trainer() const {
   ChildSpec child = role("trainer", config_.trainer.env_vars, config::secrets_of(config_.trainer));
   child.echo = config_.bench.has_value();

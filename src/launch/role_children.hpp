@@ -7,6 +7,7 @@
 
 #include "config/rl_config.hpp"
 #include "launch/engine_pools.hpp"
+#include "launch/run_folders.hpp"
 #include "launch/supervisor.hpp"
 
 namespace prl::launch {
@@ -35,6 +36,8 @@ class RoleChildren {
   ChildSpec teacher() const;
   /// It is started again when a signal kills it, deployment.max_orchestrator_restarts times.
   ChildSpec orchestrator() const;
+  /// Of one of several runs, with the configuration in its folder: the others go on when it ends or fails.
+  ChildSpec orchestrator_of(const RunFolder& run) const;
   /// What launch/rank_launch makes the trainer's ranks of; the whole trainer if it has one rank.
   ChildSpec trainer() const;
 

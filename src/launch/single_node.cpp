@@ -33,7 +33,15 @@ namespace {
 /// Before all roles begin again, twice as long each time.
 constexpr milliseconds kFirstWait{500}, kLongestWait{30'000};
 
-/// The trainer's ranks, and where they meet; one rank needs no such place.
+EnginePlace engine_place(const config::RlConfig& config, int number) {
+  EnginePlace place{.number = number, .num_here = config.inference->parallel.dp, .host = {}, .log_file = {}};
+  if (number > 0) place.name = fmt::format("inference_{}", number);
+  place.log_file = launch::log_file(config.output_dir, place.name + ".log");
+  return place;
+}
+
+}  // namespace
+
 std::unique_ptr<comm::StoreServer> start_trainer(const config::RlConfig& config, ChildSpec base, Supervisor& supervisor) {
   RankLayout layout;
   layout.ranks_per_node = std::get<config::SingleNodeDeployment>(*config.deployment).num_train_gpus;
@@ -51,17 +59,14 @@ std::unique_ptr<comm::StoreServer> start_trainer(const config::RlConfig& config,
   return store;
 }
 
-EnginePlace engine_place(const config::RlConfig& config, int number) {
-  EnginePlace place{.number = number, .num_here = config.inference->parallel.dp, .host = {}, .log_file = {}};
-  if (number > 0) place.name = fmt::format("inference_{}", number);
-  place.log_file = launch::log_file(config.output_dir, place.name + ".log");
-  return place;
+void start_engines(const config::RlConfig& config, const RoleChildren& roles, Supervisor& supervisor) {
+  if (config.inference)
+    for (int i = 0; i < config.inference->parallel.dp; ++i) supervisor.start(roles.engine(engine_place(config, i)));
+  else
+    log::warning("there is no [inference] section: the orchestrator needs a server that runs already");
 }
 
-}  // namespace
-
-SingleNodeEnd run_single_node(const config::RlConfig& config, std::stop_token stop) {
-  // A taken port is told before anything is downloaded or started, and with the key that names it.
+void require_free_ports(const config::RlConfig& config) {
   const auto require_port = [](const char* key, const std::optional<config::InferenceConfig>& section, int num_ports) {
     if (!section) return;
     try {
@@ -72,6 +77,10 @@ SingleNodeEnd run_single_node(const config::RlConfig& config, std::stop_token st
   };
   require_port("inference", config.inference, config.inference ? config.inference->parallel.dp : 0);
   require_port("teacher_inference", config.teacher_inference, 1);
+}
+
+SingleNodeEnd run_single_node(const config::RlConfig& config, std::stop_token stop) {
+  require_free_ports(config);
   const TraceOfProcesses trace(config.trainer.trace_path);
   std::map<std::string, std::string> variables = identity_env(new_run_identity(), own_servers(config));
   if (!trace.folder().empty()) variables[kTraceVariable] = trace.folder();
@@ -88,10 +97,7 @@ SingleNodeEnd run_single_node(const config::RlConfig& config, std::stop_token st
   // Of a launcher before this one, whose run has ended.
   orchestrator::drop_recovery(config.output_dir / orchestrator::kRecoveryFolder);
   Supervisor supervisor;
-  if (config.inference)
-    for (int i = 0; i < config.inference->parallel.dp; ++i) supervisor.start(roles.engine(engine_place(config, i)));
-  else
-    log::warning("there is no [inference] section: the orchestrator needs a server that runs already");
+  start_engines(config, roles, supervisor);
   if (config.teacher_inference) supervisor.start(roles.teacher());
   supervisor.start(roles.orchestrator());
   const std::unique_ptr<comm::StoreServer> store = start_trainer(config, roles.trainer(), supervisor);

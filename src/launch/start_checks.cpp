@@ -85,7 +85,7 @@ void check_start(const config::RlConfig& config) {
     check_start(config.trainer);
   if (config.inference) model_folder(config.inference->model.name);
   if (config.teacher_inference) model_folder(config.teacher_inference->model.name);
-  check_start(config.orchestrator);
+  if (config.trainer.max_concurrent_runs == 1) check_start(config.orchestrator);  // each of several runs has its own
 }
 
 void check_start(const config::SftConfig& config, std::optional<int> num_ranks) {

@@ -134,6 +134,7 @@ void Supervisor::start(ChildSpec spec) {
   child->log = std::fopen(spec.log_file.c_str(), "ae");
   if (!child->log) fail(ErrorCode::kIo, "log file {} cannot be written: {}", spec.log_file.string(), std::strerror(errno));
   child->spec = std::move(spec);
+  std::erase_if(children_, [&](const auto& other) { return other->spec.name == child->spec.name && other->status && !other->restart_at; });
   spawn(*child);
   children_.push_back(std::move(child));
 }
@@ -293,7 +294,7 @@ bool Supervisor::plan_restart(Child& child) {
 const Supervisor::Child* Supervisor::find_failure() {
   const Child* failed = nullptr;
   for (const auto& child : children_) {
-    if (!child->status || child->is_lost || child->restart_at || child->was_told_to_end || (child->is_clean() && child->spec.must_finish))
+    if (!child->status || child->is_lost || child->restart_at || child->was_told_to_end || (child->is_clean() && (child->spec.must_finish || child->spec.may_end)))
       continue;
     if (plan_restart(*child)) continue;
     if (child->spec.is_optional) {
@@ -416,6 +417,7 @@ std::optional<std::string> Supervisor::run(std::stop_token stop, bool until_stop
     end_leftovers();
     watch_well();
     if (!stop.stop_requested()) start_again();
+    if (on_look_ && !stop.stop_requested()) on_look_();
     if (!until_stopped && std::ranges::all_of(children_, has_ended)) return std::nullopt;
     if (stop.stop_requested()) {
       terminate_all(milliseconds(120'000));
@@ -463,6 +465,10 @@ bool Supervisor::was_killed(const std::string& name) const {
     return (child->spec.name == name || child->spec.group == name) && child->status && WIFSIGNALED(*child->status) &&
            !child->was_told_to_end;
   });
+}
+
+bool Supervisor::is_running(const std::string& name) const {
+  return std::ranges::any_of(children_, [&](const auto& child) { return child->spec.name == name && (!child->status || child->restart_at); });
 }
 
 pid_t Supervisor::pid_of(const std::string& name) const {

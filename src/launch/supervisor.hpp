@@ -29,6 +29,7 @@ struct ChildSpec {
   bool echo = false;                       ///< also print all of it here; else warnings and errors alone, with the role's name
   bool must_finish = true;                 ///< the run ends well when all of these have exited with 0
   bool is_optional = false;                ///< the others go on without it if it fails and is not started again
+  bool may_end = false;                    ///< the others go on when it exits with 0, though it is none that must finish
   /// How many failed children of the same group the others can do without (the same value in all of them). A failed one is restarted
   /// after `backoff`, which doubles each time, with the variable PRL_JOIN.
   int max_losses = 0;
@@ -64,8 +65,12 @@ class Supervisor {
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
 
-  /// Error{kIo} naming the program if it cannot be started.
+  /// Error{kIo} naming the program if it cannot be started. One of the same name that has ended is forgotten.
   void start(ChildSpec spec);
+  /// While run() runs, this is called about ten times a second, on its thread; it may start children and end some.
+  void set_on_look(std::function<void()> on_look) { on_look_ = std::move(on_look); }
+  /// Whether a child of this name runs, or will be started again.
+  bool is_running(const std::string& name) const;
   /// Runs until every must_finish child has exited with 0 (nullopt), until one child fails or a server exits early
   /// (one sentence naming the role, how it ended, its last error and its log), or until `stop` (nullopt if all
   /// stopped cleanly, else the same sentence).
@@ -101,6 +106,7 @@ class Supervisor {
   void reap();
   CgroupMemory memory_;
   std::stop_token others_gone_;
+  std::function<void()> on_look_;
   std::chrono::steady_clock::time_point last_look_{};  ///< at who is stopped
   std::vector<std::unique_ptr<Child>> children_;
 };

@@ -298,6 +298,27 @@ TEST(Supervisor, ARankThatIsStoppedDoesNotKeepTheRunAlive) {
   EXPECT_EQ(supervisor.run({}), std::nullopt);
 }
 
+TEST(Supervisor, ChildrenThatMayEndComeAndGoWhileTheOthersRun) {
+  ChildSpec guest = shell("guest", "exit 0", false), failing = shell("failing", "exit 3", false);
+  guest.may_end = guest.is_optional = true;
+  failing.may_end = failing.is_optional = true;
+  const std::filesystem::path done = std::filesystem::temp_directory_path() / fmt::format("prl_supervisor_done_{}", ::getpid());
+  std::filesystem::remove(done);
+  Supervisor supervisor;
+  supervisor.start(shell("host", fmt::format("while ! [ -e {} ]; do sleep 0.02; done", done.string())));
+  int num_guests = 0;
+  supervisor.set_on_look([&] {
+    if (num_guests == 0) supervisor.start(failing);
+    if (num_guests == 3 || supervisor.is_running("guest")) return;
+    supervisor.start(guest);
+    if (++num_guests == 3) write_file_atomic(done, "");
+  });
+  EXPECT_EQ(supervisor.run({}), std::nullopt);
+  EXPECT_EQ(num_guests, 3);
+  EXPECT_FALSE(supervisor.is_running("guest"));
+  std::filesystem::remove(done);
+}
+
 TEST(Supervisor, NamesAThreadLimit) {
   Supervisor supervisor;
   supervisor.start(

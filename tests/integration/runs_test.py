@@ -318,8 +318,10 @@ def stopping(process):
 def test_what_several_runs_do_not_have_is_refused_by_its_key():
     with harness.workspace("runs-refused") as folder:
         for command, flags, words in (
-                ("rl", ["--model.name", harness.warm_model(), "--inference", "--trainer.model.lora", "--trainer.max-concurrent-runs", 2],
-                 ("trainer.max_concurrent_runs", "prl trainer")),
+                ("rl", ["--model.name", harness.warm_model(), "--inference", "--trainer.model.lora", "--trainer.max-concurrent-runs", 2,
+                        "--orchestrator.batch-size", 8], ("orchestrator", "prl runs add")),
+                ("rl", ["--model.name", harness.warm_model(), "--inference", "--orchestrator.train.env", '[{"id": "reverse-text"}]', "--runs", '["one.toml"]'],
+                 ("runs", "max_concurrent_runs")),
                 ("trainer", ["--model.name", harness.warm_model(), "--max-concurrent-runs", 2], ("max_concurrent_runs", "model.lora")),
                 ("trainer", ["--model.name", harness.warm_model(), "--max-concurrent-runs", 2, "--model.lora", "--wandb.id", "x"],
                  ("wandb.id", "each of several runs has one of its own"))):
@@ -371,27 +373,42 @@ def test_three_trainer_ranks_give_each_run_the_bits_of_one():
                   f"{name}: sampler and trainer differ")
 
 
-def test_a_killed_trainer_goes_on_where_each_run_was():
-    with harness.workspace("runs-killed") as folder:
-        out = folder / "out"
+def test_one_launch_serves_runs_that_come_and_goes_on_after_kills():
+    """`prl rl` with two runs, of which one is added later: a trainer and an orchestrator that are killed change no bit of either."""
+    with harness.workspace("runs-launched") as folder:
+        out, port, log = folder / "out", harness.free_port(), folder / "rl.log"
         wanted = {"one": alone(folder, "one", 16), "two": alone(folder, "two", 16, seed=5)}
-        with server(folder) as port, contextlib.ExitStack() as stack:
-            orchestrator_config(out / "run_one/configs/orch.toml", "one", port, max_steps=16)
-            orchestrator_config(out / "run_two/configs/orch.toml", "two", port, max_steps=16, seed=5, zmq=harness.free_port())
-            roles = [stack.enter_context(orchestrator(out, name, log=folder / f"{name}.log")) for name in wanted]
-            with trainer(out, folder / "trainer.log") as process:
-                # A step takes a tenth of a second: the runs must not be over before this looks again.
-                with harness.slowed(process.pid, running=0.02, stopped=0.2):
-                    harness.wait_until(lambda: min(step_of(out, name) for name in wanted) >= 3, 120, "step 3 of both")
-                    process.kill()
-                process.wait(10)
-            stack.enter_context(trainer(out, folder / "again.log"))
-            for role, name in zip(roles, wanted):
-                ends_well(role, name)
-            harness.wait_until(lambda: all(has_state(out, name, "ended") for name in wanted), 60, "both to end")
-        check("after step" in (folder / "again.log").read_text(), "no run was resumed")
+        one = orchestrator_config(folder / "one.toml", "one", 1, max_steps=16)  # the port of the engines is the launch's
+        two = orchestrator_config(folder / "two.toml", "two", 1, max_steps=16, seed=5, zmq=harness.free_port())
+        flags = ["--model.name", harness.warm_model(), "--seq-len", 256, "--runs", json.dumps([str(one)]), "--trainer.max-concurrent-runs", 2,
+                 "--trainer.model.lora.rank", 4, "--trainer.model.lora.alpha", 16, "--trainer.optim.lr", "2e-3", "--inference.server.port", port,
+                 "--inference.max-num-seqs", 32, "--inference.model.max-model-len", 256, "--output-dir", out]
+        with harness.running("rl", *flags, log=log) as launch:
+            harness.wait_until(lambda: "trainer" in harness.role_pids(log) or launch.poll() is not None, 60, "the roles")
+            check(launch.poll() is None, log.read_text()[-2000:])
+            added = prl("runs", "add", "two", "--config", two, "--output-dir", out)[0]
+            check("run_two" in added, added)
+            pids = harness.role_pids(log)
+            # A step takes a tenth of a second: the runs must not be over before this looks again.
+            with harness.slowed(pids["trainer"], running=0.02, stopped=0.2):
+                harness.wait_until(lambda: min(step_of(out, name) for name in wanted) >= 3 or launch.poll() is not None, 120, "step 3 of both")
+                check(launch.poll() is None, log.read_text()[-2000:])
+                os.kill(harness.role_pids(log)["run_two"], signal.SIGKILL)
+                os.kill(pids["trainer"], signal.SIGKILL)
+            harness.wait_until(lambda: all(has_state(out, name, "ended") for name in wanted) or launch.poll() is not None, 120, "both to end")
+            check(launch.poll() is None, log.read_text()[-2000:])
+            # What has ended stays so, until somebody wants more of it.
+            told = log.read_text()
+            check(told.count("run_one begins") == 1 and told.count("it is started again") == 1 and told.count("run_two goes on from its last checkpoint") == 1, told[-3000:])
+            stopping(launch)
         for name in wanted:
-            check(saved(out / f"run_{name}", 16) == wanted[name], f"{name} is not what it is without a kill")
+            check(saved(out / f"run_{name}", 16) == wanted[name], f"{name} is not what it is without kills")
+        with harness.running("rl", *flags, log=folder / "again.log") as launch:
+            prl("runs", "add", "three", "--config", orchestrator_config(folder / "three.toml", "three", port, max_steps=1), "--output-dir", out)
+            harness.wait_until(lambda: has_state(out, "three", "ended") or launch.poll() is not None, 120, "another run")
+            check(has_state(out, "three", "ended"), (folder / "again.log").read_text()[-2000:])
+            check("run_one" not in harness.role_pids(folder / "again.log"), "a run that had ended was begun again")
+            stopping(launch)
 
 
 def test_adapters_of_all_runs_come_from_the_trainers_memory():
@@ -472,5 +489,5 @@ def test_runs_are_listed_paused_drained_and_removed():
 
 if __name__ == "__main__":
     harness.main(test_three_runs_on_two_slots, test_metrics_heartbeats_and_trackers_of_each_run, test_three_trainer_ranks_give_each_run_the_bits_of_one, test_what_several_runs_do_not_have_is_refused_by_its_key,
-                 test_a_killed_trainer_goes_on_where_each_run_was, test_adapters_of_all_runs_come_from_the_trainers_memory,
+                 test_one_launch_serves_runs_that_come_and_goes_on_after_kills, test_adapters_of_all_runs_come_from_the_trainers_memory,
                  test_the_engines_of_a_run_are_behind_a_router, test_a_router_passes_on_where_adapters_are_in_memory, test_runs_are_listed_paused_drained_and_removed)
