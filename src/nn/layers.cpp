@@ -503,6 +503,12 @@ Var decoder_forward(Frame& frame, const BoundModel& model, const ops::TokenIds& 
   stream.residual_TH = autograd::embedding(first, w.embedding_VH(), g != nullptr ? view_or_none(g->grad(Block::kEmbedding)) : TensorView{},
                                            ids, embedding_scale(w));
   put_features(frame, model.features, stream.residual_TH);
+  if (w.config.is_mtp_head) {
+    PRL_CHECK(model.hidden_TH.data != nullptr && model.hidden_TH.shape == shape, "a head for multi-token prediction without hidden states");
+    const Var pair = autograd::normed_pair(first, stream.residual_TH.value, model.norm(Block::kMtpEmbeddingNorm), model.hidden_TH,
+                                           model.norm(Block::kMtpHiddenNorm));
+    stream.residual_TH = autograd::linear(first, pair, model.linear(Block::kMtpProjection, -1, &w.first_matrix(0)));
+  }
 
   // Without a tape two pairs of stream buffers take turns, or three where a layer may leave its input's sum where it is, and everything
   // else of a layer is given back after it. With one, no backward rule reads the outputs that are added to the stream, so that all of them

@@ -353,6 +353,7 @@ ModelConfig load_model_config(const fs::path& folder, const ConfigOverrides& ove
   }
   read_quantization(reader, family, config);
   check(reader, config);
+  read_mtp(reader, family, folder, config);
   return config;
 }
 
@@ -426,9 +427,9 @@ std::string saved_config_json(const ModelConfig& config, DType dtype) {
   if (json::value* text = config.vision ? object.if_contains("text_config") : nullptr; text != nullptr && text->is_object())
     for (const char* key : {"dtype", "torch_dtype"})
       if (text->get_object().contains(key)) text->get_object()[key] = name;
-  // The tensors of these layers were not read.
+  // The tensors of these layers go on as they are (mtp_sources), or were not read.
   for (const char* key : {"num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules"})
-    if (config.num_skipped_layers > 0 && object.contains(key)) object[key] = 0;
+    if (config.num_skipped_layers > 0 && !config.mtp && object.contains(key)) object[key] = 0;
   return pretty_json(value);
 }
 
