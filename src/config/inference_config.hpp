@@ -142,7 +142,8 @@ struct SpeculativeConfig {
   bool adaptive = true;
   template <class V>
   void visit(V& v) {
-    v.field("method", method, "ngram looks drafts up, draft_model and mtp (the model's own head) draw them; not set: draft_model if named, else ngram");
+    v.field("method", method,
+            "ngram looks drafts up, draft_model and mtp (the model's own head) draw them; not set: draft_model if named, else ngram");
     v.field("num_tokens", num_tokens, "Most draft tokens of a sequence in one step; 0 for none. No token or log-probability depends on it",
             {.unit = "tokens", .min = 0, .max = 15});
     v.field("max_ngram", max_ngram, "Longest run of last tokens that is looked up", {.unit = "tokens", .min = 1, .max = 32});

@@ -100,16 +100,18 @@ void check_drafts(const SpeculativeConfig& drafts, const Check& check) {
   const bool has_model = is_mtp || (is_named && drafts.method != DraftMethod::kNgram);
   if (drafts.method == DraftMethod::kDraftModel && !is_named)
     check.problem("speculative.draft_model", "is needed by method draft_model: the folder or hub id of a smaller model");
-  if (is_named && is_mtp) check.warn("speculative.draft_model", "has no effect: speculative.method is mtp, the model's own head draws drafts");
+  if (is_named && is_mtp)
+    check.warn("speculative.draft_model", "has no effect: speculative.method is mtp, the model's own head draws drafts");
   if (is_named && !has_model) check.warn("speculative.draft_model", "has no effect: speculative.method is ngram, which looks drafts up");
   if (is_named) check_model_name(*drafts.draft_model, "speculative.draft_model", check);
   if (has_model && drafts.num_tokens == 0)
     check.problem("speculative.num_tokens", fmt::format("must be at least 1 with {}: how many tokens it draws for a sequence in a step",
-                                                            is_mtp ? "method mtp" : "a draft_model"));
+                                                        is_mtp ? "method mtp" : "a draft_model"));
   const SpeculativeConfig usual;
   const auto warn_of_lookup = [&](const char* key, bool is_set) {
-    if (has_model && is_set) check.warn(key, fmt::format("has no effect: drafts are drawn by {} and not looked up",
-                                                          is_mtp ? "the model's head" : "speculative.draft_model"));
+    if (has_model && is_set)
+      check.warn(key, fmt::format("has no effect: drafts are drawn by {} and not looked up",
+                                  is_mtp ? "the model's head" : "speculative.draft_model"));
   };
   warn_of_lookup("speculative.max_ngram", drafts.max_ngram != usual.max_ngram);
   warn_of_lookup("speculative.min_ngram", drafts.min_ngram != usual.min_ngram);

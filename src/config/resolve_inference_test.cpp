@@ -150,9 +150,11 @@ TEST(ResolveInference, DraftsOfTheModelsOwnHeadAreReadInBothSpellings) {
     EXPECT_EQ(loaded.config.speculative.method, DraftMethod::kMtp) << given;
     EXPECT_EQ(loaded.config.speculative.num_tokens, 2) << given;
   }
-  EXPECT_THAT(error_of<InferenceConfig>(line + "--speculative.method mtp"), HasSubstr("speculative.num_tokens: must be at least 1 with method mtp"));
-  EXPECT_THAT(load_line<InferenceConfig>(line + "--speculative.method mtp --speculative.num-tokens 2 --speculative.draft-model small").warnings,
-              ElementsAre(HasSubstr("speculative.draft_model: has no effect")));
+  EXPECT_THAT(error_of<InferenceConfig>(line + "--speculative.method mtp"),
+              HasSubstr("speculative.num_tokens: must be at least 1 with method mtp"));
+  EXPECT_THAT(
+      load_line<InferenceConfig>(line + "--speculative.method mtp --speculative.num-tokens 2 --speculative.draft-model small").warnings,
+      ElementsAre(HasSubstr("speculative.draft_model: has no effect")));
   const auto of_two = load_line<InferenceConfig>(line + "--speculative.method mtp --speculative.num-tokens 2 --parallel.tp 2").not_built;
   ASSERT_EQ(of_two.size(), 1u);
   EXPECT_EQ(of_two.front().key, "speculative.method");

@@ -22,7 +22,8 @@ class DraftModel {
   /// its steps take max_num_batched_tokens tokens, at least as many as sequences run.
   DraftModel(std::unique_ptr<ModelRunner> runner, std::int64_t num_blocks, std::int64_t block_size, std::int64_t max_num_batched_tokens,
              bool is_head = false);
-  /// The engine's weights are `model` from now on: a head for multi-token prediction (`is_head`) follows them, another model stays as it is.
+  /// The engine's weights are `model` from now on: a head for multi-token prediction (`is_head`) follows them, another model stays as it
+  /// is.
   void change_weights(const nn::Weights& model);
   /// Fills PlanRow::drafts of the rows that have num_drafts, and StepPlan::drafting. No step of the engine's own runner is in flight.
   /// Errors of the runner; what it has read then counts as not read.

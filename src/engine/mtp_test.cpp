@@ -43,7 +43,8 @@ struct HeadLab {
   nn::WeightsPtr weights(const nn::ModelConfig& config, std::uint64_t seed, bool has_head = true) {
     nn::Parameters parameters(ctx().runtime, config);
     parameters.init_random(seed, 0.2f);
-    const nn::WeightsPtr model = nn::make_weights(ctx(), parameters, DType::kBF16, PolicyVersion{static_cast<std::int64_t>(seed)}, false, nullptr);
+    const nn::WeightsPtr model =
+        nn::make_weights(ctx(), parameters, DType::kBF16, PolicyVersion{static_cast<std::int64_t>(seed)}, false, nullptr);
     if (!has_head) return model;
     nn::Parameters of_head(ctx().runtime, nn::mtp_head_config(config));
     of_head.init_random(seed + 1, 0.2f);

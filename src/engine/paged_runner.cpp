@@ -26,8 +26,7 @@ nn::KvCache make_cache(const std::shared_ptr<DeviceRuntime>& runtime, const nn::
   const nn::ModelConfig config = nn::config_of_shard(weights.config, weights.shard.size);
   const std::int64_t num_states =
       config.linear.layers.empty() ? 0 : num_state_slots(options.max_num_seqs, options.drafts.num_tokens) + options.num_state_snapshots;
-  const std::size_t of_hidden =
-      options.drafts.uses_head() ? nn::KvCache::hidden_bytes_per_block(config, weights.compute, block_size) : 0;
+  const std::size_t of_hidden = options.drafts.uses_head() ? nn::KvCache::hidden_bytes_per_block(config, weights.compute, block_size) : 0;
   const std::size_t num_bytes =
       static_cast<std::size_t>(num_blocks) * (nn::KvCache::bytes_per_block(config, weights.compute, block_size) + of_hidden) +
       static_cast<std::size_t>(num_states) * nn::KvCache::bytes_per_state(config, weights.compute, runtime->device().kind);

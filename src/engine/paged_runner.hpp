@@ -30,8 +30,8 @@ struct RunnerShare {
 
 /// The decoder over a paged cache on one device. Buffers grow to the largest step and stay.
 ///
-/// Of a head for multi-token prediction a row's token t is read where the model's token t - 1 lies, with the hidden state there, or, if t is
-/// drawn by the step before, with that step's own output.
+/// Of a head for multi-token prediction a row's token t is read where the model's token t - 1 lies, with the hidden state there, or, if t
+/// is drawn by the step before, with that step's own output.
 class PagedRunner final : public ModelRunner {
  public:
   /// Error{kOutOfMemory} if the cache does not fit the device, or its blocks in host memory the host.

@@ -10,8 +10,8 @@
 #include "engine/memory.hpp"
 #include "engine/resolve_request.hpp"
 #include "nn/decoder.hpp"
-#include "nn/peft.hpp"
 #include "nn/mtp_head.hpp"
+#include "nn/peft.hpp"
 #include "nn/same_model.hpp"
 #include "nn/tensor_table.hpp"
 
@@ -95,12 +95,14 @@ std::optional<nn::ModelConfig> draft_model_config(const config::InferenceConfig&
 std::optional<nn::ModelConfig> draft_head_config(const config::InferenceConfig& config, const nn::ModelConfig& model) {
   if (config.speculative.method != config::DraftMethod::kMtp) return std::nullopt;
   if (!model.mtp)
-    fail(ErrorCode::kInvalidArgument,
-         "speculative.method is mtp: wanted a model with a head for multi-token prediction ('mtp.*' tensors, or a layer behind the last one "
-         "that key 'num_nextn_predict_layers' names); {} has none that this build computes",
-         config.model.name);
+    fail(
+        ErrorCode::kInvalidArgument,
+        "speculative.method is mtp: wanted a model with a head for multi-token prediction ('mtp.*' tensors, or a layer behind the last one "
+        "that key 'num_nextn_predict_layers' names); {} has none that this build computes",
+        config.model.name);
   if (config.parallel.tp > 1)
-    fail(ErrorCode::kNotImplemented, "speculative.method is mtp with parallel.tp = {}: heads draw drafts on one device", config.parallel.tp);
+    fail(ErrorCode::kNotImplemented, "speculative.method is mtp with parallel.tp = {}: heads draw drafts on one device",
+         config.parallel.tp);
   return nn::mtp_head_config(model);
 }
 

@@ -345,8 +345,7 @@ TensorView InferenceModel::forward_paged(const Weights& weights, KvCache& cache,
     model.hidden_TH = hidden_TH;
   }
   const TensorView h_TH = decoder_forward(frame, model, ids, index, &layers, nullptr).value;
-  if (cache.hidden().defined())
-    ops::store_rows(m.ctx, cache.hidden(), h_TH, upload(m.ctx, m.arena, batch.write_hidden_T, DType::kI32));
+  if (cache.hidden().defined()) ops::store_rows(m.ctx, cache.hidden(), h_TH, upload(m.ctx, m.arena, batch.write_hidden_T, DType::kI32));
   return h_TH;
 }
 

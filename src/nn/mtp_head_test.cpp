@@ -38,7 +38,8 @@ class MtpHeadTest : public ::testing::TestWithParam<HeadCase> {
     fs::copy_file(golden / "mtp" / GetParam().name / "head.safetensors", folder() / "model-00002-of-00002.safetensors");
     boost::json::object map;
     for (const char* shard : {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"})
-      for (const io::SafetensorsFile file = io::SafetensorsFile::open(folder() / shard); const auto& entry : file.entries()) map[entry.name] = shard;
+      for (const io::SafetensorsFile file = io::SafetensorsFile::open(folder() / shard); const auto& entry : file.entries())
+        map[entry.name] = shard;
     boost::json::object index;
     index["weight_map"] = map;
     write_file_atomic(folder() / "model.safetensors.index.json", boost::json::serialize(index));
@@ -108,7 +109,8 @@ TEST_P(MtpHeadTest, LogitsAreThoseOfTheDescription) {
   const Tensor hidden = this->hidden(DType::kF32);
   const TensorView h_TH = computing.forward_packed(*head, batch(hidden));
   const TensorView logits = computing.logits(*head, h_TH);
-  EXPECT_LT(largest_difference({logits.as<float>(), static_cast<std::size_t>(logits.shape.num_elements())}, floats("logits")), kHeadLogitBound);
+  EXPECT_LT(largest_difference({logits.as<float>(), static_cast<std::size_t>(logits.shape.num_elements())}, floats("logits")),
+            kHeadLogitBound);
 }
 
 TEST_P(MtpHeadTest, GradientsAreThoseOfTheDescription) {
@@ -147,7 +149,8 @@ TEST_P(MtpHeadTest, RowsOverACacheHaveTheBitsOfPackedOnes) {
   constexpr std::int64_t kBlockSize = 4;
   const std::int32_t begin = cu_seqlens_[1], length = cu_seqlens_[2] - begin;
   const std::int64_t num_blocks = length / kBlockSize + 2;
-  KvCache of_model(ctx().runtime, head->config, head->compute, num_blocks, kBlockSize), cache(ctx().runtime, head->config, head->compute, num_blocks, kBlockSize);
+  KvCache of_model(ctx().runtime, head->config, head->compute, num_blocks, kBlockSize),
+      cache(ctx().runtime, head->config, head->compute, num_blocks, kBlockSize);
   of_model.keep_hidden(ctx().runtime, head->config, head->compute, 1);
   cache.share_hidden(of_model);
   std::vector<std::int32_t> slots, table;
@@ -175,12 +178,14 @@ TEST_P(MtpHeadTest, RowsOverACacheHaveTheBitsOfPackedOnes) {
     step.max_blocks = static_cast<std::int32_t>(num_blocks);
     const TensorView rows = paged.forward_paged(*head, cache, step);
     const TensorView wanted = h_TH.rows(begin + first, count);
-    EXPECT_EQ(std::memcmp(rows.data, wanted.data, static_cast<std::size_t>(count * wanted.shape.num_cols()) * sizeof(BFloat16)), 0) << first;
+    EXPECT_EQ(std::memcmp(rows.data, wanted.data, static_cast<std::size_t>(count * wanted.shape.num_cols()) * sizeof(BFloat16)), 0)
+        << first;
     first += count;
   }
   const std::size_t row_bytes = static_cast<std::size_t>(head->config.hidden_size) * sizeof(BFloat16);
   const TensorView last = h_TH.rows(begin + length - 1, 1);
-  EXPECT_EQ(std::memcmp(of_model.hidden().as<std::byte>() + static_cast<std::size_t>(cache.num_slots()) * row_bytes, last.data, row_bytes), 0);
+  EXPECT_EQ(std::memcmp(of_model.hidden().as<std::byte>() + static_cast<std::size_t>(cache.num_slots()) * row_bytes, last.data, row_bytes),
+            0);
 }
 
 TEST_P(MtpHeadTest, WhatIsSavedHasTheHeadOfTheFolderThatTheModelIsFrom) {

@@ -45,8 +45,8 @@ struct Family {
   /// How heads for multi-token prediction are named that this build computes; nullopt: "mtp.*" where config.json has
   /// `mtp_num_hidden_layers`, else none. Those of files that have others are left out.
   std::optional<MtpNames> mtp = {};
-  bool has_dense_mlps = true;             ///< `intermediate_size` says their width; else all layers have experts
-  bool has_latent_attention = false;      ///< keys have as many heads as queries
+  bool has_dense_mlps = true;         ///< `intermediate_size` says their width; else all layers have experts
+  bool has_latent_attention = false;  ///< keys have as many heads as queries
   /// Of families whose config.json says the number of layers by what each of them is; nullptr: by `num_hidden_layers`.
   std::int64_t (*count_layers)(const ConfigReader& reader) = nullptr;
   bool has_mxfp4 = false;  ///< experts in blocks of 4-bit numbers, which are read as what they stand for

@@ -25,8 +25,9 @@ void read_mtp(const ConfigReader& reader, const Family& family, const std::files
   else if (is_apart && files.find("mtp.fc.weight").entry != nullptr)
     config.mtp = MtpConfig{MtpNames::kApart, 0, folder};
   if (!config.mtp || !reader.boolean("mtp_use_dedicated_embeddings", false)) return;
-  log::info("{}: key 'mtp_use_dedicated_embeddings' is true; this build has heads that share the model's embedding, so that one is left out",
-            reader.subject());
+  log::info(
+      "{}: key 'mtp_use_dedicated_embeddings' is true; this build has heads that share the model's embedding, so that one is left out",
+      reader.subject());
   config.mtp.reset();
 }
 

@@ -78,7 +78,8 @@ void store_rows(OpContext& ctx, TensorView to_SC, ConstTensorView rows_TC, Const
   const std::int64_t S = to_SC.shape.num_rows(), C = to_SC.shape.num_cols();
   const auto* const slots = slot_T.as<std::int32_t>();
   for (std::int64_t t = 0; t < rows_TC.shape.num_rows(); ++t)
-    if (slots[t] < -1 || slots[t] >= S) fail(ErrorCode::kInvalidArgument, "[store_rows] slot {} of row {}, wanted -1 to {}", slots[t], t, S - 1);
+    if (slots[t] < -1 || slots[t] >= S)
+      fail(ErrorCode::kInvalidArgument, "[store_rows] slot {} of row {}, wanted -1 to {}", slots[t], t, S - 1);
   parallel_rows(ctx, rows_TC.shape.num_rows(), C, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t)
       if (slots[t] >= 0)

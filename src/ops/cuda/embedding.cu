@@ -166,7 +166,8 @@ void add_to_rows(OpContext& ctx, TensorView table_VH, ConstTensorView rows_TH, C
 void store_rows(OpContext& ctx, TensorView to_SC, ConstTensorView rows_TC, ConstTensorView slot_T) {
   const std::int64_t T = rows_TC.shape.num_rows(), S = to_SC.shape.num_rows();
   const auto size = static_cast<std::int64_t>(size_of(to_SC.dtype));
-  const std::int64_t row_bytes = rows_TC.shape.num_cols() * size, to_stride = to_SC.row_stride * size, row_stride = rows_TC.row_stride * size;
+  const std::int64_t row_bytes = rows_TC.shape.num_cols() * size, to_stride = to_SC.row_stride * size,
+                     row_stride = rows_TC.row_stride * size;
   const auto launch = [&](auto piece) {
     using Piece = decltype(piece);
     const auto pieces = static_cast<int>(row_bytes / static_cast<std::int64_t>(sizeof(Piece)));
