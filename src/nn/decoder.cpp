@@ -516,6 +516,8 @@ TokenStats TrainableModel::evaluate(const WeightsPtr& weights, const PackedBatch
   return impl_->run(weights, batch, targets_T, temperatures_T, nullptr);
 }
 
+ConstTensorView TrainableModel::hidden() const { return impl_->h_TH.value; }
+
 void TrainableModel::expect_tokens(std::int64_t num_tokens, DType compute) {
   Impl& m = *impl_;
   PRL_CHECK(!m.is_ready, "expect_tokens() between forward() and backward()");

@@ -151,6 +151,8 @@ class TrainableModel {
   /// targets_T: the token each position must predict, -1 for none. temperatures_T > 0.
   TokenStats forward(const WeightsPtr& weights, const PackedBatch& batch, std::span<const std::int32_t> targets_T,
                      std::span<const float> temperatures_T);
+  /// [T, H], behind the last norm, of the last forward() or evaluate(); valid until the next one.
+  ConstTensorView hidden() const;
   /// Gradient of sum_t dlogp_T[t] * logp[t] of the last forward() is added to the parameters' grads. Once per forward.
   void backward(std::span<const float> dlogp_T);
   /// In place of forward() and backward() on a rank that has no row where others have one: the same calls to weights.layers and to the

@@ -43,18 +43,20 @@ WeightsPtr with_mtp_head(const WeightsPtr& model, const WeightsPtr& head) {
   return whole;
 }
 
+bool is_of_mtp_head(std::string_view name, const ModelConfig& model) {
+  if (!model.mtp) return false;
+  if (model.mtp->names == MtpNames::kApart) return name.starts_with("mtp.");
+  for (std::int64_t i = 0; i < model.num_skipped_layers; ++i)
+    if (name.starts_with(fmt::format("model.layers.{}.", model.num_layers + i))) return true;
+  return false;
+}
+
 std::vector<WeightSource> mtp_sources(const ModelConfig& model) {
   std::vector<WeightSource> sources;
   if (!model.mtp || model.mtp->folder.empty()) return sources;
   const auto files = std::make_shared<const io::SafetensorsFolder>(io::SafetensorsFolder::open(model.mtp->folder));
-  const auto is_of_head = [&](std::string_view name) {
-    if (model.mtp->names == MtpNames::kApart) return name.starts_with("mtp.");
-    for (std::int64_t i = 0; i < model.num_skipped_layers; ++i)
-      if (name.starts_with(fmt::format("model.layers.{}.", model.num_layers + i))) return true;
-    return false;
-  };
   for (const auto& [name, ref] : files->tensors()) {
-    if (!is_of_head(name) || is_of_fp8(name, model)) continue;
+    if (!is_of_mtp_head(name, model) || is_of_fp8(name, model)) continue;
     const std::vector<std::int64_t>& shape = ref.entry->shape;
     const std::int64_t count = ref.entry->num_elements(), rows = shape.empty() ? 1 : shape[0];
     StoredTensor stored(ref);

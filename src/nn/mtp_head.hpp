@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <string_view>
 #include <vector>
 
 #include "nn/weight_files.hpp"
@@ -28,6 +29,8 @@ WeightsPtr mtp_head_of(const Weights& model, const WeightsPtr& head);
 /// `model` with this head, which shares what the model has.
 WeightsPtr with_mtp_head(const WeightsPtr& model, const WeightsPtr& head);
 
+/// Whether files of `model` hold it for a head for multi-token prediction.
+bool is_of_mtp_head(std::string_view name, const ModelConfig& model);
 /// The tensors of `model.mtp` in the folder that it is from, as they are; what is FP8 there as the numbers that it stands for.
 std::vector<WeightSource> mtp_sources(const ModelConfig& model);
 

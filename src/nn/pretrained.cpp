@@ -108,14 +108,18 @@ void load_parameters(Parameters& parameters, const fs::path& folder) {
 }
 
 void save_pretrained(const Parameters& parameters, const fs::path& folder, DType dtype, const Companions& companions,
-                     std::uint64_t max_shard_bytes) {
+                     std::uint64_t max_shard_bytes, const Parameters* head) {
   std::vector<WeightSource> sources;
-  for (const NamedParameter& parameter : parameters.named()) {
-    const Tensor value = parameter.value;
-    sources.push_back(stored_source(parameter, [value](std::int64_t first, std::span<float> out) {
-      value.runtime()->copy_to_host(out.data(), value.as<float>() + first, out.size_bytes());
-    }));
-  }
+  const auto add = [&](const Parameters& from) {
+    for (const NamedParameter& parameter : from.named()) {
+      const Tensor value = parameter.value;
+      sources.push_back(stored_source(parameter, [value](std::int64_t first, std::span<float> out) {
+        value.runtime()->copy_to_host(out.data(), value.as<float>() + first, out.size_bytes());
+      }));
+    }
+  };
+  add(parameters);
+  if (head != nullptr) add(*head);
   save_model_folder(parameters.config(), sources, folder, dtype, companions, max_shard_bytes);
 }
 

@@ -182,7 +182,10 @@ std::vector<WeightSource> stored_sources(const ModelConfig& config, std::vector<
   constexpr std::string_view kModel = "model.";
   for (WeightSource& source : out)
     if (config.vision && source.name.starts_with(kModel)) source.name = "model.language_model." + source.name.substr(kModel.size());
-  for (WeightSource& source : other_sources(config)) out.push_back(std::move(source));
+  // A head that was trained is among them already.
+  ModelConfig rest = config;
+  if (std::ranges::any_of(out, [&](const WeightSource& source) { return is_of_mtp_head(source.name, config); })) rest.mtp.reset();
+  for (WeightSource& source : other_sources(rest)) out.push_back(std::move(source));
   return out;
 }
 

@@ -7,6 +7,7 @@
 #include "base/files.hpp"
 #include "base/log.hpp"
 #include "base/rng.hpp"
+#include "nn/mtp_head.hpp"
 #include "nn/peft.hpp"
 #include "ops/pointwise.hpp"
 #include "trainer/expert_group.hpp"
@@ -20,6 +21,11 @@ nn::ModelConfig model_config(const PolicyOptions& options) {
     return *options.shape;
   }
   nn::ModelConfig config = nn::load_model_config(options.model, {.has_eight_bit_weights = options.has_eight_bit_weights});
+  if (options.mtp && options.mtp->init && !config.mtp && !config.has_single_parts) config.mtp = nn::MtpConfig{};
+  if (options.mtp && !config.mtp)
+    fail(ErrorCode::kInvalidArgument,
+         "model.mtp is set, and {} has no head for multi-token prediction that this build computes; model.mtp.init makes one",
+         options.model.string());
   if (options.num_layers) {
     if (!options.random_init)
       fail(ErrorCode::kInvalidArgument, "[model] debug.num_layers cuts the model, so it needs debug.random_init = true");
@@ -119,6 +125,11 @@ Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, std::shared_ptr<ops::OpSe
     fail(ErrorCode::kNotImplemented, "model.lora.dtype: adapters in float32 beside a bfloat16 model whose masters lie elsewhere");
   if (options_.takes_images && tower == nullptr) tower = load_tower(context(), options_, config());
   images_ = std::make_unique<RowImages>(context(), std::move(tower));
+  if (options_.mtp) {
+    if (options_.lora || options_.gathers_layers || !has_masters_at_hand() || options_.share.num_ranks > 1)
+      fail(ErrorCode::kNotImplemented, "model.mtp: a head is trained beside a policy whose masters are whole on one device");
+    head_ = std::make_unique<MtpTraining>(context(), config(), *options_.mtp, options_.seed);
+  }
   if (options_.lora && base_ == nullptr) base_ = with_checksum(context(), initial_weights());
   if (options_.freezes_routers) {
     if (config().num_experts == 0) log::warning("model.freeze_moe_router has no effect: a {} model has no routers", config().model_type);
@@ -185,7 +196,12 @@ nn::WeightsPtr Policy::initial_weights() {
     all.init_random(options_.seed);
     weights = nn::make_weights(context(), all, options_.compute, start, true, nullptr);
   }
-  return with_tower(std::move(weights), images_->tower());
+  return with_others(std::move(weights));
+}
+
+nn::WeightsPtr Policy::with_others(nn::WeightsPtr weights) const {
+  weights = with_tower(std::move(weights), images_->tower());
+  return head_ == nullptr ? weights : nn::with_mtp_head(weights, head_->weights_of(*weights));
 }
 
 void Policy::fill_initial(nn::Parameters& parameters) const {
@@ -251,7 +267,8 @@ void Policy::save(const std::filesystem::path& folder, const nn::Companions& com
     nn::save_model_folder(config(), nn::flat_sources(*parameters_.table(), gathered_), folder, options_.compute, companions,
                           max_shard_bytes);
   else if (parameters_.holds_all() && !config().has_eight_bit_weights)  // else what is computed with is saved, not the masters
-    nn::save_pretrained(parameters_, folder, options_.compute, companions, max_shard_bytes);
+    nn::save_pretrained(parameters_, folder, options_.compute, companions, max_shard_bytes,
+                        head_ != nullptr ? &head_->parameters() : nullptr);
   else
     nn::save_merged(weights(), folder, options_.compute, companions, max_shard_bytes);
 }
@@ -305,8 +322,7 @@ void Policy::refresh(PolicyVersion version, nn::LateValues rounded) {
                                             has_masters_at_hand() ? Tensor() : rounded.values),
                           images_->tower());
   } else {
-    weights_ =
-        with_tower(nn::make_weights(context(), parameters_, options_.compute, version, true, weights_, rounded.values), images_->tower());
+    weights_ = with_others(nn::make_weights(context(), parameters_, options_.compute, version, true, weights_, rounded.values));
   }
   late_ = std::move(late);
 }
@@ -404,6 +420,11 @@ void Policy::backward(std::span<const float> dlogp_T) {
   padded.resize(static_cast<std::size_t>(cut_.padded(num_row_tokens_)), 0.0f);
   const std::size_t part = padded.size() / static_cast<std::size_t>(cut_.num_ranks);
   model_->backward(std::span<const float>(padded).subspan(part * static_cast<std::size_t>(group_ != nullptr ? group_->rank() : 0), part));
+}
+
+void Policy::train_head(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T) {
+  PRL_CHECK(cut_.num_leaves == 1, "a head is trained on whole rows");
+  head_->add_row(weights_, model_->hidden(), row, targets_T);
 }
 
 nn::TokenStats Policy::evaluate(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T) {
