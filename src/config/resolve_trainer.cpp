@@ -248,7 +248,8 @@ void check_trainer(TrainerConfig& config, const Check& check) {
   }
   if (config.model.lora) check_lora_broadcast(config, check);
   if (config.model.mtp && std::holds_alternative<NcclBroadcast>(config.weight_broadcast))
-    check.warn("model.mtp", "engines that receive weights over nccl keep the head that they began with; other broadcasts bring the trained one");
+    check.warn("model.mtp",
+               "engines that receive weights over nccl keep the head that they began with; other broadcasts bring the trained one");
   if (config.trace_path && (!config.max_steps || *config.max_steps >= kMaxTracedSteps))
     check.problem("trace_path", fmt::format("needs max_steps below {}", kMaxTracedSteps));
   if (config.compute.dtype == ComputeDType::kFloat16) check.not_built("compute.dtype", "training in float16; use bfloat16 or float32");

@@ -166,6 +166,7 @@ TEST(MtpDrafts, HiddenStatesComeBackFromHostMemoryWithTheirBlocks) {
       engine.submit(std::move(request), [&](const StepEvent& event) { inbox.push(event); });
       tokens.push_back(inbox.wait().output.token_ids);
     }
+    engine.proof(std::chrono::seconds(60));  // between two steps: what the last one did is counted
     return std::pair(tokens, engine.stats());
   };
   const auto roomy = run(200, 0), small = run(14, 100);
@@ -240,6 +241,7 @@ TEST(MtpDrafts, AreThoseOfTheHeadOverTheModelsHiddenStates) {
       const std::vector<std::int32_t> drawn = inbox.wait().output.token_ids;
       tokens.insert(tokens.end(), drawn.begin(), drawn.end());
       const Replayed wanted = replay(lab, *weights, tokens, std::ssize(request.prompt_ids), num_drafts);
+      engine.proof(std::chrono::seconds(60));  // between two steps: what the last one did is counted
       const EngineStats stats = engine.stats();
       EXPECT_EQ(stats.num_draft_tokens, wanted.num_drafts);
       EXPECT_EQ(stats.num_accepted_tokens, wanted.num_accepted);

@@ -189,7 +189,7 @@ void TrainerCheckpoints::save(std::int64_t step, TrainProgress progress, Policy&
   if (policy.options().lora) job->adapted = policy.weights();
   saver_.wait();
   last_saved_ = step;
-  if (const MtpTraining* head = policy.head(); head != nullptr) {
+  if (MtpTraining* const head = policy.head(); head != nullptr) {
     job->head = head->state(/*copies=*/options_.save_async);
     job->head_parameters = options_.save_async ? job->head->owned.get() : &head->parameters();
   }

@@ -292,7 +292,6 @@ GradientStep::RowResult GradientStep::train_on(const wire::MicroBatch& row, std:
     return result;
   }
   policy_.backward(loss.dlogp_T);
-  if (policy_.head() != nullptr) policy_.train_head(row, make_targets(row));
   result.loss = loss.loss;
   result.pool.add("loss", loss.loss);
   return result;

@@ -20,29 +20,6 @@ config::OptimConfig adamw_of(const MtpTrainingOptions& options) {
   return adamw;
 }
 
-/// What a head guesses in a row, and what it reads beside hidden states: both of the next position.
-struct Shifted {
-  std::vector<std::int32_t> ids, targets, cu_seqlens{0};
-  std::int64_t num_targets = 0;
-};
-Shifted shifted(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T) {
-  Shifted out;
-  out.ids.resize(row.input_ids.size(), 0);
-  out.targets.resize(row.input_ids.size(), -1);
-  std::size_t begin = 0;
-  for (const std::int32_t length : row.sequence_lengths) {
-    const std::size_t end = begin + static_cast<std::size_t>(length);
-    for (std::size_t p = begin; p + 1 < end; ++p) {
-      out.ids[p] = row.input_ids[p + 1];
-      out.targets[p] = targets_T[p + 1];
-      out.num_targets += out.targets[p] >= 0 ? 1 : 0;
-    }
-    begin = end;
-    out.cu_seqlens.push_back(static_cast<std::int32_t>(end));
-  }
-  return out;
-}
-
 std::vector<io::NamedTensor> masters_of_head(const nn::Parameters& parameters) {
   std::vector<io::NamedTensor> tensors;
   for (const nn::NamedParameter& p : parameters.named()) tensors.push_back({p.name, p.value});
@@ -55,7 +32,8 @@ MtpTraining::MtpTraining(ops::OpContext& ctx, const nn::ModelConfig& model, cons
     : ctx_(ctx), options_(options), parameters_(std::make_unique<nn::Parameters>(ctx.runtime, nn::mtp_head_config(model))) {
   if (model.mtp->folder.empty()) {
     parameters_->init_random(mix_seed(seed, kSeedOfHead));
-    log::info("a new head for multi-token prediction, of {} parameters, is trained beside the policy", parameters_->table()->num_trainable());
+    log::info("a new head for multi-token prediction, of {} parameters, is trained beside the policy",
+              parameters_->table()->num_trainable());
   } else {
     nn::load_parameters(*parameters_, model.mtp->folder);
   }
@@ -75,24 +53,41 @@ void MtpTraining::start_step() {
   loss_ = 0;
 }
 
-void MtpTraining::add_row(const nn::WeightsPtr& model, ConstTensorView hidden_TH, const wire::MicroBatch& row,
-                          std::span<const std::int32_t> targets_T) {
+void MtpTraining::read_row(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T) {
+  row_.ids.assign(row.input_ids.size(), 0);
+  row_.positions.assign(row.position_ids.begin(), row.position_ids.end());
+  row_.targets.assign(row.input_ids.size(), -1);
+  row_.cu_seqlens.assign(1, 0);
+  row_.num_targets = 0;
+  std::size_t begin = 0;
+  for (const std::int32_t length : row.sequence_lengths) {
+    const std::size_t end = begin + static_cast<std::size_t>(length);
+    for (std::size_t p = begin; p + 1 < end; ++p) {
+      row_.ids[p] = row.input_ids[p + 1];
+      row_.targets[p] = targets_T[p + 1];
+      row_.num_targets += row_.targets[p] >= 0 ? 1 : 0;
+    }
+    begin = end;
+    row_.cu_seqlens.push_back(static_cast<std::int32_t>(end));
+  }
+}
+
+void MtpTraining::add_row(const nn::WeightsPtr& model, ConstTensorView hidden_TH) {
   PRL_CHECK(model->mtp != nullptr, "a head is trained that the weights do not have");
-  const Shifted head = shifted(row, targets_T);
-  if (head.num_targets == 0) return;
-  nn::PackedBatch batch{head.ids, row.position_ids, head.cu_seqlens};
+  if (row_.num_targets == 0) return;
+  nn::PackedBatch batch{row_.ids, row_.positions, row_.cu_seqlens};
   batch.hidden_TH = hidden_TH;
-  const std::vector<float> ones(head.ids.size(), 1.0f);
-  const nn::TokenStats stats = model_->forward(model->mtp, batch, head.targets, ones);
+  const std::vector<float> ones(row_.ids.size(), 1.0f);
+  const nn::TokenStats stats = model_->forward(model->mtp, batch, row_.targets, ones);
   // Of the sum; who steps knows how many there are.
-  std::vector<float> dlogp(head.ids.size(), 0.0f);
+  std::vector<float> dlogp(row_.ids.size(), 0.0f);
   for (std::size_t p = 0; p < dlogp.size(); ++p) {
-    if (head.targets[p] < 0) continue;
+    if (row_.targets[p] < 0) continue;
     dlogp[p] = -1.0f;
     loss_ -= static_cast<double>(stats.logp_T[p]);
   }
   model_->backward(dlogp);
-  num_tokens_ += head.num_targets;
+  num_tokens_ += row_.num_targets;
 }
 
 MtpTraining::StepResult MtpTraining::step() {

@@ -14,8 +14,8 @@
 namespace prl::trainer {
 
 struct MtpTrainingOptions {
-  double lr = 1e-4;    ///< of AdamW, constant
-  bool init = false;   ///< begin with a new head where the model has none
+  double lr = 1e-4;     ///< of AdamW, constant
+  bool init = false;    ///< begin with a new head where the model has none
   double max_norm = 1;  ///< of the head's gradient
 };
 
@@ -31,9 +31,10 @@ class MtpTraining {
 
   /// Forgets what rows have added.
   void start_step();
-  /// Forward and backward over a row whose hidden states [T, H] the policy has computed with `model`, which has the head. `targets_T`: what
-  /// the policy predicts at each position, -1 for nothing.
-  void add_row(const nn::WeightsPtr& model, ConstTensorView hidden_TH, const wire::MicroBatch& row, std::span<const std::int32_t> targets_T);
+  /// The row that add_row() is of, whole. `targets_T`: what the policy predicts at each position, -1 for nothing.
+  void read_row(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T);
+  /// Forward and backward over it; the policy has computed its hidden states [T, H] with `model`, which has the head.
+  void add_row(const nn::WeightsPtr& model, ConstTensorView hidden_TH);
   struct StepResult {
     std::int64_t num_tokens = 0;  ///< that were guessed; 0: the step had none, and changed nothing
     double loss = 0;              ///< mean, nats
@@ -55,11 +56,17 @@ class MtpTraining {
   bool load(const std::filesystem::path& folder, std::int64_t num_steps, bool has_optimizer);
 
  private:
+  /// What a head guesses in a row, and what it reads beside hidden states: both of the next position.
+  struct Row {
+    std::vector<std::int32_t> ids, positions, targets, cu_seqlens;
+    std::int64_t num_targets = 0;
+  };
   ops::OpContext& ctx_;
   MtpTrainingOptions options_;
   std::unique_ptr<nn::Parameters> parameters_;
   std::unique_ptr<nn::TrainableModel> model_;
   std::unique_ptr<Optimizer> optimizer_;
+  Row row_;
   std::int64_t num_tokens_ = 0;  ///< of the step under way
   double loss_ = 0;
 };

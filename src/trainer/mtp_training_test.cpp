@@ -66,7 +66,8 @@ TEST(MtpTraining, LearnsBesideAPolicyThatIsTheSameBitsWithoutIt) {
   GradientStep step_alone(alone, step_of_head()), step(with_head, step_of_head());
   std::vector<double> losses;
   for (std::int64_t n = 1; n <= 40; ++n) {
-    const GradientStepResult wanted = step_alone.run(counting_rows(n), PolicyVersion{n}), found = step.run(counting_rows(n), PolicyVersion{n});
+    const GradientStepResult wanted = step_alone.run(counting_rows(n), PolicyVersion{n}),
+                             found = step.run(counting_rows(n), PolicyVersion{n});
     ASSERT_EQ(found.loss, wanted.loss) << n;
     ASSERT_EQ(found.grad_norm, wanted.grad_norm) << n;
     EXPECT_FALSE(wanted.head.has_value());

@@ -83,6 +83,12 @@ nn::WeightsPtr with_tower(nn::WeightsPtr weights, const nn::VisionTowerPtr& towe
   return seeing;
 }
 
+/// The weights with the frozen tower and with the head that is trained, if there are any.
+nn::WeightsPtr with_others(nn::WeightsPtr weights, const nn::VisionTowerPtr& tower, const MtpTraining* head) {
+  weights = with_tower(std::move(weights), tower);
+  return head == nullptr ? weights : nn::with_mtp_head(weights, head->weights_of(*weights));
+}
+
 DType adapter_dtype(const PolicyOptions& options) noexcept { return options.adapter_dtype.value_or(options.compute); }
 
 }  // namespace
@@ -196,12 +202,7 @@ nn::WeightsPtr Policy::initial_weights() {
     all.init_random(options_.seed);
     weights = nn::make_weights(context(), all, options_.compute, start, true, nullptr);
   }
-  return with_others(std::move(weights));
-}
-
-nn::WeightsPtr Policy::with_others(nn::WeightsPtr weights) const {
-  weights = with_tower(std::move(weights), images_->tower());
-  return head_ == nullptr ? weights : nn::with_mtp_head(weights, head_->weights_of(*weights));
+  return with_others(std::move(weights), images_->tower(), head_.get());
 }
 
 void Policy::fill_initial(nn::Parameters& parameters) const {
@@ -229,9 +230,18 @@ void Policy::load_initial() {
   late_.reset();
   fill_initial(parameters_);
   gathered_ = {};
-  if (layered_ != nullptr) return fill_outside_of_layers();
-  if (has_masters_at_hand()) return refresh(PolicyVersion{0});
-  if (options_.lora) {
+  if (layered_ == nullptr && has_masters_at_hand()) return refresh(PolicyVersion{0});
+  if (layered_ != nullptr) {  // what lies outside of layers
+    std::vector<nn::ElementRange> ranges;
+    for (const nn::GradSection& section : layered_->outside()) ranges.push_back(section.range);
+    std::ranges::sort(ranges, {}, &nn::ElementRange::begin);
+    nn::Parameters outside(runtime_, config(), parameters_.table(), nn::ElementRanges(ranges));
+    fill_initial(outside);
+    for (std::size_t i = 0; i < layered_->outside().size(); ++i)
+      ops::cast(context(), layered_->outside_values(i), outside.values_in(layered_->outside()[i].range));
+    layered_->renew(PolicyVersion{0});
+    weights_ = layered_->weights();
+  } else if (options_.lora) {
     nn::Parameters all(runtime_, config(), parameters_.table());
     fill_initial(all);
     weights_ =
@@ -239,18 +249,6 @@ void Policy::load_initial() {
   } else {
     weights_ = initial_weights();
   }
-}
-
-void Policy::fill_outside_of_layers() {
-  std::vector<nn::ElementRange> ranges;
-  for (const nn::GradSection& section : layered_->outside()) ranges.push_back(section.range);
-  std::ranges::sort(ranges, {}, &nn::ElementRange::begin);
-  nn::Parameters outside(runtime_, config(), parameters_.table(), nn::ElementRanges(ranges));
-  fill_initial(outside);
-  for (std::size_t i = 0; i < layered_->outside().size(); ++i)
-    ops::cast(context(), layered_->outside_values(i), outside.values_in(layered_->outside()[i].range));
-  layered_->renew(PolicyVersion{0});
-  weights_ = layered_->weights();
 }
 
 void Policy::gather_values(bool asks) {
@@ -322,7 +320,8 @@ void Policy::refresh(PolicyVersion version, nn::LateValues rounded) {
                                             has_masters_at_hand() ? Tensor() : rounded.values),
                           images_->tower());
   } else {
-    weights_ = with_others(nn::make_weights(context(), parameters_, options_.compute, version, true, weights_, rounded.values));
+    weights_ = with_others(nn::make_weights(context(), parameters_, options_.compute, version, true, weights_, rounded.values),
+                           images_->tower(), head_.get());
   }
   late_ = std::move(late);
 }
@@ -384,6 +383,7 @@ nn::TokenStats Policy::forward(const wire::MicroBatch& row, std::span<const std:
     nn::PackedBatch batch{
         .ids_T = row.input_ids, .positions_T = row.position_ids, .cu_seqlens = cu, .dropout_seed = seed, .experts_LTK = experts};
     images_->add(row, batch);
+    if (head_ != nullptr) head_->read_row(row, targets_T);
     return model_->forward(weights_, batch, targets_T, row.temperatures);
   }
   // Filled up by a sequence of which no token is a target, so that all leaves have as many tokens.
@@ -415,16 +415,15 @@ nn::TokenStats Policy::forward(const wire::MicroBatch& row, std::span<const std:
 }
 
 void Policy::backward(std::span<const float> dlogp_T) {
-  if (cut_.num_leaves == 1) return model_->backward(dlogp_T);
+  if (cut_.num_leaves == 1) {
+    model_->backward(dlogp_T);
+    if (head_ != nullptr) head_->add_row(weights_, model_->hidden());
+    return;
+  }
   std::vector<float> padded(dlogp_T.begin(), dlogp_T.end());
   padded.resize(static_cast<std::size_t>(cut_.padded(num_row_tokens_)), 0.0f);
   const std::size_t part = padded.size() / static_cast<std::size_t>(cut_.num_ranks);
   model_->backward(std::span<const float>(padded).subspan(part * static_cast<std::size_t>(group_ != nullptr ? group_->rank() : 0), part));
-}
-
-void Policy::train_head(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T) {
-  PRL_CHECK(cut_.num_leaves == 1, "a head is trained on whole rows");
-  head_->add_row(weights_, model_->hidden(), row, targets_T);
 }
 
 nn::TokenStats Policy::evaluate(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T) {

@@ -53,7 +53,7 @@ struct PolicyOptions {
   bool freezes_routers = false;               ///< routers of experts are not trained, as they never are with lora
   bool replays_routes = false;                ///< tokens of rows take the experts that the rows say (MicroBatch::routed_experts)
   bool balances_routes = false;              ///< token t of a row takes experts t * K to t * K + K - 1, modulo their number, in every layer
-  std::optional<MtpTrainingOptions> mtp{};    ///< a head for multi-token prediction is trained beside the policy
+  std::optional<MtpTrainingOptions> mtp{};   ///< a head for multi-token prediction is trained beside the policy
   bool takes_images = false;                 ///< the vision tower is loaded, frozen, and rows may have images
   std::shared_ptr<HostLink> masters_host{};  ///< masters live in host memory and visit the device when they are stepped
 };
@@ -124,11 +124,8 @@ class Policy {
   /// Forward with a tape over one row, predicting targets_T (-1: nothing), then backward once.
   nn::TokenStats forward(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T);
   void backward(std::span<const float> dlogp_T);
-  /// What trains the head beside the policy; nullptr: none is trained.
+  /// What trains the head beside the policy, which backward() adds its row to; nullptr: none is trained.
   MtpTraining* head() noexcept { return head_.get(); }
-  const MtpTraining* head() const noexcept { return head_.get(); }
-  /// The head's forward and backward over the row of the last forward().
-  void train_head(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T);
   /// How rows are cut from now on, and who shares them: forward() then gives the values of the whole row at each rank that does, and
   /// backward() takes them. `group` is borrowed; nullptr: this rank has whole rows. Error{kInvalidArgument} (check_row_cut).
   void share_rows(const RowCut& cut, ContextGroup* group);
@@ -147,11 +144,8 @@ class Policy {
   Policy(std::shared_ptr<DeviceRuntime> runtime, std::shared_ptr<ops::OpSession> session, nn::WeightsPtr base, nn::VisionTowerPtr tower,
          PolicyOptions options);
   nn::WeightsPtr initial_weights();
-  /// The weights with the frozen tower and with the head that is trained, if there are any.
-  nn::WeightsPtr with_others(nn::WeightsPtr weights) const;
   /// The held part of the masters at first.
   void fill_initial(nn::Parameters& parameters) const;
-  void fill_outside_of_layers();
 
   PolicyOptions options_;
   std::shared_ptr<DeviceRuntime> runtime_;
