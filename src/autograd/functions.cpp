@@ -215,6 +215,25 @@ Var rms_norm(Frame& frame, const Var& x_TH, const NormParameter& p, TensorView o
   return y;
 }
 
+Var normed_pair(Frame& frame, ConstTensorView a_TH, const NormParameter& of_a, ConstTensorView b_TH, const NormParameter& of_b) {
+  const std::int64_t T = a_TH.shape.num_rows(), H = a_TH.shape.num_cols();
+  const Var y = frame.variable(frame.take({T, 2 * H}, a_TH.dtype));
+  frame.run([ctx = &frame.ctx, a_TH, of_a, b_TH, of_b, y = y.value, H] {
+    ops::rms_norm(*ctx, y.columns(0, H), a_TH, of_a.weight, of_a.eps);
+    ops::rms_norm(*ctx, y.columns(H, H), b_TH, of_b.weight, of_b.eps);
+  });
+  if (frame.tape != nullptr) {
+    frame.tape->record([tape = frame.tape, ctx = &frame.ctx, a_TH, of_a, b_TH, of_b, y, H] {
+      const TensorView dy = tape->grad(y);
+      if (dy.data == nullptr) return;
+      const Tape::Target unread{tape->arena().take(a_TH.shape, a_TH.dtype), false};
+      norm_backward(*ctx, *tape, of_a, unread, dy.columns(0, H), a_TH);
+      norm_backward(*ctx, *tape, of_b, unread, dy.columns(H, H), b_TH);
+    });
+  }
+  return y;
+}
+
 Var norm_projections(Frame& frame, const Var& qkv_TE, const NormParameter& q, const NormParameter& k) {
   const ConstTensorView x = qkv_TE.value;
   const std::int64_t Q = q.weight.shape.num_elements(), K = k.weight.shape.num_elements();

@@ -52,6 +52,8 @@ Var embedding(Frame& frame, ConstTensorView table_VH, TensorView dtable_VH, cons
 Var linear(Frame& frame, const Var& x_TK, const LinearParameter& p, TensorView out = {}, bool is_block_output = false);
 
 Var rms_norm(Frame& frame, const Var& x_TH, const NormParameter& p, TensorView out = {});
+/// [norm(a), norm(b)] [T, 2H]. Neither input gets a gradient: they are leaves.
+Var normed_pair(Frame& frame, ConstTensorView a_TH, const NormParameter& of_a, ConstTensorView b_TH, const NormParameter& of_b);
 /// Projections qkv [T, Q + 2K] with rms_norm of the columns of q, all heads at once, and of those of k. Without a tape in place. `qkv_TE`
 /// is read by the backward pass, and has no other reader.
 Var norm_projections(Frame& frame, const Var& qkv_TE, const NormParameter& q, const NormParameter& k);

@@ -274,6 +274,7 @@ class Canonicalizer {
       speculative.set("draft_model", Value(*model));
     }
     speculative.erase("model");
+    if (const Value* named = speculative.find("method"); named != nullptr && is_mtp(*named)) speculative.set("method", Value("mtp"));
     constexpr std::string_view kMax = "prompt_lookup_max", kMin = "prompt_lookup_min";
     const Value *max = speculative.find(kMax), *min = speculative.find(kMin);
     if ((max == nullptr) != (min == nullptr)) speculative.set(max != nullptr ? kMin : kMax, Value(max != nullptr ? *max : *min));
@@ -290,6 +291,12 @@ class Canonicalizer {
 
   static bool is_lookup(const Value& method) {
     return method.is_string() && (method.as_string() == "ngram" || method.as_string() == "[ngram]");
+  }
+
+  /// vLLM has a method for each family of models whose head draws drafts.
+  static bool is_mtp(const Value& method) {
+    constexpr std::string_view kMethods[] = {"deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "qwen3_next_mtp", "qwen3_5_mtp"};
+    return method.is_string() && std::ranges::find(kMethods, std::string_view(method.as_string())) != std::ranges::end(kMethods);
   }
 
   void sft(Value& layer) {

@@ -82,7 +82,7 @@ type = "grop"
 }
 
 TEST(Bind, AnUnknownLeafNamesWhereItLives) {
-  EXPECT_THAT(problems_of<TrainerConfig>("lr = 1e-5\n"), HasSubstr("did you mean optim.lr?"));
+  EXPECT_THAT(problems_of<TrainerConfig>("lr = 1e-5\n"), HasSubstr("did you mean model.mtp.lr or optim.lr?"));
   EXPECT_THAT(problems_of<RlConfig>("tool_call_parser = \"hermes\"\n"), HasSubstr("inference.model.tool_call_parser"));
   EXPECT_THAT(problems_of<RlConfig>("model = \"./m\"\n"), HasSubstr("did you mean model.name?"));
 }

@@ -38,7 +38,8 @@ constexpr EnumEntry kRouterPolicies[] = {entry(RouterPolicy::kConsistentHash, "c
                                          entry(RouterPolicy::kRoundRobin, "round_robin"), entry(RouterPolicy::kRandom, "random"),
                                          entry(RouterPolicy::kCacheAware, "cache_aware"), entry(RouterPolicy::kPowerOfTwo, "power_of_two")};
 constexpr EnumEntry kOffloadBackends[] = {entry(OffloadBackend::kNative, "native"), entry(OffloadBackend::kTorch, "torch")};
-constexpr EnumEntry kDraftMethods[] = {entry(DraftMethod::kNgram, "ngram"), entry(DraftMethod::kDraftModel, "draft_model")};
+constexpr EnumEntry kDraftMethods[] = {entry(DraftMethod::kNgram, "ngram"), entry(DraftMethod::kDraftModel, "draft_model"),
+                                       entry(DraftMethod::kMtp, "mtp")};
 constexpr EnumEntry kRatioLevels[] = {entry(RatioLevel::kToken, "token"), entry(RatioLevel::kSequence, "sequence")};
 constexpr EnumEntry kPrecisions[] = {entry(MatmulPrecision::kHighest, "highest"), entry(MatmulPrecision::kHigh, "high"),
                                      entry(MatmulPrecision::kMedium, "medium")};

@@ -126,10 +126,11 @@ struct KvConfig {
   }
 };
 
-enum class DraftMethod { kNgram, kDraftModel };
+enum class DraftMethod { kNgram, kDraftModel, kMtp };
 std::span<const EnumEntry> enum_entries(DraftMethod);
 
-/// Speculative decoding: drafts are what followed the last tokens where they occurred before, or what a smaller model draws.
+/// Speculative decoding: drafts are what followed the last tokens where they occurred before, or what a smaller model draws, or the model's
+/// own head for multi-token prediction.
 struct SpeculativeConfig {
   std::optional<DraftMethod> method;
   int num_tokens = 0;
@@ -141,7 +142,8 @@ struct SpeculativeConfig {
   bool adaptive = true;
   template <class V>
   void visit(V& v) {
-    v.field("method", method, "ngram looks drafts up, draft_model draws them; not set: draft_model if one is named");
+    v.field("method", method,
+            "ngram looks drafts up, draft_model and mtp (the model's own head) draw them; not set: draft_model if named, else ngram");
     v.field("num_tokens", num_tokens, "Most draft tokens of a sequence in one step; 0 for none. No token or log-probability depends on it",
             {.unit = "tokens", .min = 0, .max = 15});
     v.field("max_ngram", max_ngram, "Longest run of last tokens that is looked up", {.unit = "tokens", .min = 1, .max = 32});
@@ -153,7 +155,7 @@ struct SpeculativeConfig {
     v.field("draft_model", draft_model,
             "Smaller model of the same vocabulary that draws the drafts: a folder or hub id. It stays as it is");
     v.field("adaptive", adaptive,
-            "Of draft_model: fewer drafts, or none, where they cost more time than they save; else always num_tokens");
+            "Of draft_model and mtp: fewer drafts, or none, where they cost more time than they save; else always num_tokens");
   }
 };
 

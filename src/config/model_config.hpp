@@ -163,6 +163,17 @@ struct ModelDebugConfig {
   }
 };
 
+/// A head for multi-token prediction that is trained beside the policy.
+struct MtpTrainingConfig {
+  double lr = 1e-4;
+  bool init = false;
+  template <class V>
+  void visit(V& v) {
+    v.field("lr", lr, "Learning rate of the head's AdamW, constant, without weight decay", {.min = 0, .is_open_min = true});
+    v.field("init", init, "Begin with a new head, of random weights, where the model has none");
+  }
+};
+
 struct TrainerModelConfig {
   std::string name = "Qwen/Qwen3-0.6B";
   bool trust_remote_code = false;
@@ -197,6 +208,7 @@ struct TrainerModelConfig {
   std::optional<QuantizationConfig> quantization;
   std::optional<IndexCacheConfig> index_cache;
   std::optional<VlmConfig> vlm;
+  std::optional<MtpTrainingConfig> mtp;
   std::optional<std::filesystem::path> conversion_dir;
   ModelDebugConfig debug;
   template <class V>
@@ -252,6 +264,7 @@ struct TrainerModelConfig {
     v.field("quantization", quantization, "fp8: multiply with weights of 8 bits, a factor for each row, in training and sampling alike");
     v.field("index_cache", index_cache, "Share sparse attention indices between layers", {.status = not_built("sparse attention")});
     v.field("vlm", vlm, "Samples may have images: the frozen vision tower of the model is loaded");
+    v.field("mtp", mtp, "Also train the model's head for multi-token prediction, which draws drafts; the policy's bits stay the same");
     v.field("conversion_dir", conversion_dir, "Cache of converted weights",
             {.status = inert("files are read as they are published, and no converted copy is kept")});
     v.field("debug", debug, "Shortcuts for tests");

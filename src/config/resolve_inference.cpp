@@ -96,23 +96,29 @@ void check_copies(InferenceConfig& config, const Check& check) {
 }
 
 void check_drafts(const SpeculativeConfig& drafts, const Check& check) {
-  const bool is_named = drafts.draft_model.has_value(), has_model = is_named && drafts.method != DraftMethod::kNgram;
+  const bool is_mtp = drafts.method == DraftMethod::kMtp, is_named = drafts.draft_model.has_value();
+  const bool has_model = is_mtp || (is_named && drafts.method != DraftMethod::kNgram);
   if (drafts.method == DraftMethod::kDraftModel && !is_named)
     check.problem("speculative.draft_model", "is needed by method draft_model: the folder or hub id of a smaller model");
+  if (is_named && is_mtp)
+    check.warn("speculative.draft_model", "has no effect: speculative.method is mtp, the model's own head draws drafts");
   if (is_named && !has_model) check.warn("speculative.draft_model", "has no effect: speculative.method is ngram, which looks drafts up");
   if (is_named) check_model_name(*drafts.draft_model, "speculative.draft_model", check);
   if (has_model && drafts.num_tokens == 0)
-    check.problem("speculative.num_tokens", "must be at least 1 with a draft_model: how many tokens it draws for a sequence in a step");
+    check.problem("speculative.num_tokens", fmt::format("must be at least 1 with {}: how many tokens it draws for a sequence in a step",
+                                                        is_mtp ? "method mtp" : "a draft_model"));
   const SpeculativeConfig usual;
   const auto warn_of_lookup = [&](const char* key, bool is_set) {
-    if (has_model && is_set) check.warn(key, "has no effect: drafts are drawn by speculative.draft_model and not looked up");
+    if (has_model && is_set)
+      check.warn(key, fmt::format("has no effect: drafts are drawn by {} and not looked up",
+                                  is_mtp ? "the model's head" : "speculative.draft_model"));
   };
   warn_of_lookup("speculative.max_ngram", drafts.max_ngram != usual.max_ngram);
   warn_of_lookup("speculative.min_ngram", drafts.min_ngram != usual.min_ngram);
   warn_of_lookup("speculative.from_completions", drafts.from_completions != usual.from_completions);
   warn_of_lookup("speculative.max_stored_tokens", drafts.max_stored_tokens != usual.max_stored_tokens);
   if (!has_model && !drafts.adaptive)
-    check.warn("speculative.adaptive", "has no effect: drafts are looked up, and it is of speculative.draft_model");
+    check.warn("speculative.adaptive", "has no effect: drafts are looked up, and it is of those that a model draws");
   if (drafts.min_ngram > drafts.max_ngram)
     check.problem("speculative.min_ngram", fmt::format("must not be above max_ngram, which is {}", drafts.max_ngram));
 }
@@ -165,6 +171,8 @@ void check_inference(InferenceConfig& config, const Check& check) {
     if (native->disk && (!native->disk->path || native->disk->path->empty()))
       check.problem("kv_cache_offload.disk.path", "is needed: the folder of the files");
   check_drafts(config.speculative, check);
+  if (config.speculative.method == DraftMethod::kMtp && config.parallel.tp > 1)
+    check.not_built("speculative.method", fmt::format("mtp draws drafts on one device, and parallel.tp is {}", config.parallel.tp));
   if (config.max_cpu_loras < config.max_loras)
     check.problem("max_cpu_loras", fmt::format("must be at least max_loras, which is {}", config.max_loras));
   if (!config.lora_modules.empty() && !config.enable_lora) check.problem("lora_modules", "needs enable_lora");

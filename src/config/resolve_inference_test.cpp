@@ -137,11 +137,33 @@ TEST(ResolveInference, DraftsOfAModelUnderEitherName) {
   EXPECT_EQ(looked_up.config.speculative.draft_model, std::nullopt);
 }
 
+TEST(ResolveInference, DraftsOfTheModelsOwnHeadAreReadInBothSpellings) {
+  const std::string line = "inference --model.name m ";
+  for (const std::string given : {R"(--speculative-config {"method":"mtp","num_speculative_tokens":2})",
+                                  R"(--speculative-config {"method":"qwen3_5_mtp","num_speculative_tokens":2})",
+                                  R"(--speculative-config {"method":"deepseek_mtp","num_speculative_tokens":2})",
+                                  R"(--speculative-config {"method":"glm4_moe_mtp","num_speculative_tokens":2})",
+                                  "--speculative.method mtp --speculative.num-tokens 2"}) {
+    const auto loaded = load_line<InferenceConfig>(line + given);
+    EXPECT_THAT(loaded.not_built, IsEmpty()) << given;
+    EXPECT_THAT(loaded.warnings, IsEmpty()) << given;
+    EXPECT_EQ(loaded.config.speculative.method, DraftMethod::kMtp) << given;
+    EXPECT_EQ(loaded.config.speculative.num_tokens, 2) << given;
+  }
+  EXPECT_THAT(error_of<InferenceConfig>(line + "--speculative.method mtp"),
+              HasSubstr("speculative.num_tokens: must be at least 1 with method mtp"));
+  EXPECT_THAT(
+      load_line<InferenceConfig>(line + "--speculative.method mtp --speculative.num-tokens 2 --speculative.draft-model small").warnings,
+      ElementsAre(HasSubstr("speculative.draft_model: has no effect")));
+  const auto of_two = load_line<InferenceConfig>(line + "--speculative.method mtp --speculative.num-tokens 2 --parallel.tp 2").not_built;
+  ASSERT_EQ(of_two.size(), 1u);
+  EXPECT_EQ(of_two.front().key, "speculative.method");
+}
+
 TEST(ResolveInference, SpeculativeDecodingIsChecked) {
   const std::string line = "inference --model.name m ";
-  for (const std::string table :
-       {R"({"method":"eagle","model":"e","num_speculative_tokens":2})", R"({"method":"mtp","num_speculative_tokens":1})"})
-    EXPECT_THAT(error_of<InferenceConfig>(line + "--speculative-config " + table), HasSubstr("ngram")) << table;
+  EXPECT_THAT(error_of<InferenceConfig>(line + R"(--speculative-config {"method":"eagle","model":"e","num_speculative_tokens":2})"),
+              HasSubstr("ngram"));
   EXPECT_THAT(error_of<InferenceConfig>(line + "--speculative.method draft_model --speculative.num-tokens 2"),
               HasSubstr("speculative.draft_model: is needed"));
   EXPECT_THAT(error_of<InferenceConfig>(line + "--speculative.draft-model small"), HasSubstr("speculative.num_tokens: must be at least 1"));

@@ -57,6 +57,21 @@ void check_experts(const TrainerModelConfig& model, const OptimConfig& optim, co
   refuse(model.dp_replicate > 1, "copies of the state (model.dp_replicate)");
 }
 
+/// What the training of a head for multi-token prediction does not go with.
+void check_mtp(const TrainerModelConfig& model, const Check& check) {
+  if (!model.mtp) return;
+  const auto refuse = [&](bool is_set, std::string_view with) {
+    if (is_set) check.not_built("model.mtp", fmt::format("a head for multi-token prediction that is trained together with {}", with));
+  };
+  refuse(model.lora.has_value(), "model.lora");
+  refuse(model.cp > 1 || model.leaves_per_row.value_or(1) > 1, "rows in parts (model.cp, model.leaves_per_row)");
+  refuse(model.reshard_after_forward, "model.reshard_after_forward");
+  refuse(model.ep.number.value_or(1) > 1, "model.ep");
+  refuse(model.dp_replicate > 1, "model.dp_replicate");
+  refuse(model.fsdp_cpu_offload, "model.fsdp_cpu_offload");
+  refuse(model.quantization.has_value(), "model.quantization");
+}
+
 /// What selective recomputation can name: parts of decoders here, and parts of models that have more than those.
 struct LayerPart {
   std::string_view name, belongs_to;  ///< belongs_to: empty for decoders here
@@ -136,6 +151,7 @@ void check_trainer_model(TrainerModelConfig& model, const OptimConfig& optim, co
   check_offload(model, optim, check);
   check_parallel(model, check);
   check_experts(model, optim, check);
+  check_mtp(model, check);
   if (model.ac) check_checkpointing(*model.ac, check);
   if (model.debug.force_balanced_routing)
     check.warn("model.debug.force_balanced_routing",
@@ -231,6 +247,9 @@ void check_trainer(TrainerConfig& config, const Check& check) {
     if (files->save_format != "safetensors") check.problem("weight_broadcast.save_format", "must be safetensors");
   }
   if (config.model.lora) check_lora_broadcast(config, check);
+  if (config.model.mtp && std::holds_alternative<NcclBroadcast>(config.weight_broadcast))
+    check.warn("model.mtp",
+               "engines that receive weights over nccl keep the head that they began with; other broadcasts bring the trained one");
   if (config.trace_path && (!config.max_steps || *config.max_steps >= kMaxTracedSteps))
     check.problem("trace_path", fmt::format("needs max_steps below {}", kMaxTracedSteps));
   if (config.compute.dtype == ComputeDType::kFloat16) check.not_built("compute.dtype", "training in float16; use bfloat16 or float32");

@@ -417,12 +417,14 @@ WeightProof EngineCore::update_weights(nn::WeightsPtr weights) {
   runner_->set_weights(std::move(weights));
   WeightProof proof;
   try {
+    if (drafts_ != nullptr) drafts_->change_weights(*runner_->weights());
     proof = runner_->prove();
     if (!std::ranges::all_of(proof.probe_logprobs, [](float value) { return std::isfinite(value); }))
       fail(ErrorCode::kCorrupt,
            "the weights of version {} give log-probabilities that are not finite on the probe prompt; the former ones stay", version.value);
   } catch (const Error&) {
     runner_->set_weights(former);
+    if (drafts_ != nullptr) drafts_->change_weights(*former);
     throw;
   }
   version_ = version;

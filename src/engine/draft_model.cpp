@@ -26,11 +26,19 @@ PlanRow row_of(Sequence& sequence, std::int64_t first_token, std::int64_t num_to
 }  // namespace
 
 DraftModel::DraftModel(std::unique_ptr<ModelRunner> runner, std::int64_t num_blocks, std::int64_t block_size,
-                       std::int64_t max_num_batched_tokens)
+                       std::int64_t max_num_batched_tokens, bool is_head)
     : runner_(std::move(runner)),
       block_size_(block_size),
       max_num_batched_tokens_(max_num_batched_tokens),
+      is_head_(is_head),
       read_(static_cast<std::size_t>(num_blocks)) {}
+
+void DraftModel::change_weights(const nn::Weights& model) {
+  if (!is_head_) return;
+  runner_->set_weights(model.mtp);
+  // What other sequences left in blocks is of the former hidden states.
+  std::ranges::fill(read_, BlockHash{});
+}
 
 void DraftModel::draw(StepPlan& plan) {
   rows_.clear();
@@ -59,7 +67,8 @@ void DraftModel::draw(StepPlan& plan) {
   for (const PlanRow* row : rows_) {
     DraftReading& reading = row->sequence->draft_reading;
     reading.num_tokens = row->sequence->num_tokens();
-    reading.num_guesses = row->num_drafts - 1;
+    // What a head read behind its first draft was with hidden states that it guessed too, in place of which there will be the model's.
+    reading.num_guesses = is_head_ ? 0 : row->num_drafts - 1;
     reading.guesses = row->drafts;
     remember_blocks(*row->sequence);
   }

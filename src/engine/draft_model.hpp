@@ -20,7 +20,11 @@ class DraftModel {
  public:
   /// `runner` computes with the draft model and cannot be reached by others; its cache has `num_blocks` blocks of `block_size` tokens, and
   /// its steps take max_num_batched_tokens tokens, at least as many as sequences run.
-  DraftModel(std::unique_ptr<ModelRunner> runner, std::int64_t num_blocks, std::int64_t block_size, std::int64_t max_num_batched_tokens);
+  DraftModel(std::unique_ptr<ModelRunner> runner, std::int64_t num_blocks, std::int64_t block_size, std::int64_t max_num_batched_tokens,
+             bool is_head = false);
+  /// The engine's weights are `model` from now on: a head for multi-token prediction (`is_head`) follows them, another model stays as it
+  /// is.
+  void change_weights(const nn::Weights& model);
   /// Fills PlanRow::drafts of the rows that have num_drafts, and StepPlan::drafting. No step of the engine's own runner is in flight.
   /// Errors of the runner; what it has read then counts as not read.
   void draw(StepPlan& plan);
@@ -40,6 +44,7 @@ class DraftModel {
 
   std::unique_ptr<ModelRunner> runner_;
   std::int64_t block_size_, max_num_batched_tokens_;
+  bool is_head_;
   std::vector<BlockHash> read_;  ///< of each block: hash of the tokens up to its end if it was read in full, else 0
   std::int64_t num_read_ = 0;
   std::vector<PlanRow*> rows_;  ///< that want drafts, those that want most first

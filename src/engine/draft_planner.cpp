@@ -71,7 +71,11 @@ std::int64_t DraftPlanner::room_of(const Sequence& sequence, std::int64_t num_un
 }
 
 void DraftPlanner::plan_room(StepPlan& plan, std::int64_t budget, std::int64_t num_running) {
-  const auto wants = [&](const PlanRow& row) { return row.is_sampled && room_of(*row.sequence, 0) > 0; };
+  // A head reads hidden states, which there are of tokens that the model has computed: not of a prompt that ends in this step.
+  const auto has_hidden = [&](const PlanRow& row) {
+    return !options_.from_head || row.num_tokens == 1 || row.sequence->draft_reading.admission == row.sequence->num_preemptions;
+  };
+  const auto wants = [&](const PlanRow& row) { return row.is_sampled && has_hidden(row) && room_of(*row.sequence, 0) > 0; };
   const std::int64_t num_wanted = std::ranges::count_if(plan.rows, wants);
   if (num_wanted == 0 || budget <= 0) return;
   const std::int64_t count = std::min(yield_.best(plan.num_tokens, num_wanted), budget / num_wanted);

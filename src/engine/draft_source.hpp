@@ -21,6 +21,8 @@ struct DraftOptions {
   bool from_completions = true;  ///< other completions of the same prompt are looked up too, also those that have ended
   std::int64_t max_stored_tokens = std::int64_t{1} << 20;  ///< of prompts and completions that have ended; about 100 bytes each
   bool adapts = true;                                      ///< of drafts that a model draws: as many as are worth it; else num_tokens
+  bool from_head = false;  ///< the model's own head for multi-token prediction draws them (nn::Weights::mtp)
+  bool uses_head() const noexcept { return from_head && num_tokens > 0; }
 
   static constexpr std::int64_t kMostTokens = 15;
   static constexpr std::int64_t kMostNgram = 32;

@@ -32,19 +32,24 @@ const nn::ModelConfig& config_of(const nn::WeightsPtr& weights) {
   return weights->config;
 }
 
-/// nullptr unless a model draws the drafts.
+/// nullptr unless a model draws the drafts. `cache`: the engine's own, if it is on one device.
 std::unique_ptr<DraftModel> make_draft_model(const std::shared_ptr<DeviceRuntime>& runtime, const EngineOptions& options,
-                                             const nn::Weights& weights) {
-  if (options.draft_model == nullptr || options.drafts.num_tokens == 0) return nullptr;
-  check_draft_model(options.draft_model->config, weights.config);
+                                             const nn::Weights& weights, const nn::KvCache* cache) {
+  const bool is_head = options.drafts.uses_head();
+  if (options.drafts.num_tokens == 0 || (options.draft_model == nullptr && !is_head)) return nullptr;
   EngineOptions own = options;
   own.num_host_blocks = own.num_disk_blocks = own.num_state_snapshots = 0;
   own.logs_routes = false;
   own.drafts = {};
   own.times = nullptr;
-  auto runner = std::make_unique<PagedRunner>(runtime, own, options.draft_model, RunnerShare{.has_adapters = false});
-  return std::make_unique<DraftModel>(std::move(runner), own.num_blocks, own.block_size,
-                                      std::max(own.max_num_batched_tokens, own.max_num_seqs));
+  RunnerShare share{.has_adapters = false};
+  if (is_head)
+    share.hidden_of = cache;
+  else
+    check_draft_model(options.draft_model->config, weights.config);
+  auto of_drafts = std::make_unique<PagedRunner>(runtime, own, is_head ? weights.mtp : options.draft_model, share);
+  return std::make_unique<DraftModel>(std::move(of_drafts), own.num_blocks, own.block_size,
+                                      std::max(own.max_num_batched_tokens, own.max_num_seqs), is_head);
 }
 
 std::unique_ptr<EngineCore> make_core(std::shared_ptr<DeviceRuntime> runtime, const EngineOptions& options, nn::WeightsPtr weights) {
@@ -63,14 +68,20 @@ std::unique_ptr<EngineCore> make_core(std::shared_ptr<DeviceRuntime> runtime, co
   if (!config_of(weights).linear.layers.empty()) core.scheduler.num_state_snapshots = options.num_state_snapshots;
   core.scheduler.enable_chunked_prefill = options.enable_chunked_prefill;
   core.scheduler.drafts = {options.drafts};
-  std::unique_ptr<DraftModel> drafts = make_draft_model(runtime, options, *weights);
-  core.scheduler.drafts.has_model = drafts != nullptr;
-  if (drafts != nullptr) core.scheduler.drafts.most_tokens = options.draft_model->config.max_position;
+  if (options.drafts.uses_head()) check_head(*weights);
   std::unique_ptr<ModelRunner> runner;
-  if (weights->others.empty())
-    runner = std::make_unique<PagedRunner>(std::move(runtime), options, std::move(weights));
-  else
-    runner = std::make_unique<ShardedRunner>(std::move(runtime), options, std::move(weights));
+  const nn::KvCache* cache = nullptr;
+  if (weights->others.empty()) {
+    auto paged = std::make_unique<PagedRunner>(runtime, options, weights);
+    cache = &paged->cache();
+    runner = std::move(paged);
+  } else {
+    runner = std::make_unique<ShardedRunner>(runtime, options, weights);
+  }
+  std::unique_ptr<DraftModel> drafts = make_draft_model(runtime, options, *weights, cache);
+  core.scheduler.drafts.has_model = drafts != nullptr;
+  if (drafts != nullptr)
+    core.scheduler.drafts.most_tokens = (options.drafts.uses_head() ? *weights : *options.draft_model).config.max_position;
   return std::make_unique<EngineCore>(core, std::move(runner), std::move(drafts));
 }
 

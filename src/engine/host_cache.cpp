@@ -20,6 +20,7 @@ HostCache::HostCache(std::shared_ptr<HostLink> link, const nn::KvCache& cache, s
   }
   // A block that comes back from elsewhere tells the experts of its tokens, too.
   if (const Tensor& log = cache.route_log(); log.defined()) add(log.data(), log.num_bytes());
+  if (const Tensor& hidden = cache.hidden(); hidden.defined()) add(hidden.data(), hidden.slice(0, cache.num_slots()).num_bytes());
   const std::size_t num_bytes = static_cast<std::size_t>(num_blocks) * block_bytes_;
   // What the system does not have it would hand out all the same, and end the process where it is touched.
   const std::size_t num_available = make_cpu_runtime()->bytes_available();

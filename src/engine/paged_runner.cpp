@@ -7,6 +7,7 @@
 #include "base/error.hpp"
 #include "base/spans.hpp"
 #include "engine/memory.hpp"
+#include "nn/mtp_head.hpp"
 
 namespace prl::engine {
 namespace {
@@ -25,8 +26,9 @@ nn::KvCache make_cache(const std::shared_ptr<DeviceRuntime>& runtime, const nn::
   const nn::ModelConfig config = nn::config_of_shard(weights.config, weights.shard.size);
   const std::int64_t num_states =
       config.linear.layers.empty() ? 0 : num_state_slots(options.max_num_seqs, options.drafts.num_tokens) + options.num_state_snapshots;
+  const std::size_t of_hidden = options.drafts.uses_head() ? nn::KvCache::hidden_bytes_per_block(config, weights.compute, block_size) : 0;
   const std::size_t num_bytes =
-      static_cast<std::size_t>(num_blocks) * nn::KvCache::bytes_per_block(config, weights.compute, block_size) +
+      static_cast<std::size_t>(num_blocks) * (nn::KvCache::bytes_per_block(config, weights.compute, block_size) + of_hidden) +
       static_cast<std::size_t>(num_states) * nn::KvCache::bytes_per_state(config, weights.compute, runtime->device().kind);
   const std::size_t num_available = runtime->bytes_available();
   if (num_bytes > num_available) {
@@ -61,6 +63,7 @@ PagedRunner::PagedRunner(std::shared_ptr<DeviceRuntime> runtime, const EngineOpt
       block_size_(options.block_size),
       rank_(share.layers.rank),
       has_adapters_(share.has_adapters),
+      shift_(share.hidden_of != nullptr ? 1 : 0),
       weights_(std::move(weights)),
       session_(runtime, options.num_threads),
       cache_(make_cache(runtime, *weights_, options)),
@@ -71,6 +74,8 @@ PagedRunner::PagedRunner(std::shared_ptr<DeviceRuntime> runtime, const EngineOpt
       times_(options.times),
       stopwatch_(times_ != nullptr || spans::is_on(spans::Detail::kFine) ? runtime->make_stopwatch() : nullptr) {
   session_.context().may_measure = false;  // each prompt has another length
+  if (share.hidden_of != nullptr) cache_.share_hidden(*share.hidden_of);
+  if (options.drafts.uses_head()) cache_.keep_hidden(runtime, weights_->config, weights_->compute, options.max_num_seqs);
   if (options.num_host_blocks > 0)
     host_.emplace(make_host_link(runtime_, /*page_locked=*/true), cache_, weights_->config.num_layers, options.num_host_blocks);
   if (options.num_disk_blocks > 0)
@@ -87,6 +92,9 @@ void PagedRunner::fill_batch(const StepPlan& plan) {
   widths_T_.clear();
   rope_positions_3T_.clear();
   slot_T_.clear();
+  read_hidden_T_.clear();
+  write_hidden_T_.clear();
+  shared_slots_.clear();
   query_start_.assign(1, 0);
   context_len_.clear();
   state_slot_.clear();
@@ -94,32 +102,54 @@ void PagedRunner::fill_batch(const StepPlan& plan) {
   num_adapters_ = 0;
   for (const PlanRow& row : plan.rows) max_blocks_ = std::max(max_blocks_, static_cast<std::int32_t>(row.sequence->blocks.size()));
   block_table_.assign(plan.rows.size() * static_cast<std::size_t>(max_blocks_), 0);
-  for (std::size_t r = 0; r < plan.rows.size(); ++r) {
-    const PlanRow& row = plan.rows[r];
+  for (const PlanRow& row : plan.rows) {
     const Sequence& sequence = *row.sequence;
-    const std::int64_t end = row.first_token + row.num_tokens, known_end = row.known_end();
-    for (std::int64_t position = row.first_token; position < end; ++position) {
-      const std::int32_t block = sequence.blocks[static_cast<std::size_t>(position / block_size_)].id().value;
-      if (position >= known_end)
-        ids_T_.push_back(row.drafts[static_cast<std::size_t>(position - known_end)]);
-      else
-        ids_T_.push_back(row.drawn_row >= 0 ? -1 - row.drawn_row : sequence.tokens[static_cast<std::size_t>(position)]);
-      add_position(sequence, position);
-      slot_T_.push_back(static_cast<std::int32_t>(block * block_size_ + position % block_size_));
-    }
+    const std::int64_t end = row.first_token + row.num_tokens;
+    if (end <= shift_) continue;  // a first token, which no row that is sampled has alone
+    std::int32_t* const table = block_table_.data() + context_len_.size() * static_cast<std::size_t>(max_blocks_);
+    for (std::int64_t token = std::max(row.first_token, shift_); token < end; ++token) add_token(row, token, token + 1 == end);
     if (const auto& served = sequence.request->served; served != nullptr && has_adapters_) {
       PRL_CHECK(served->weights.ready != nullptr, "a row's adapter is not on the device");
       add_adapter_rows(served->weights.ready->part(rank_), query_start_.back(), static_cast<std::int32_t>(ids_T_.size()));
     }
     query_start_.push_back(static_cast<std::int32_t>(ids_T_.size()));
-    context_len_.push_back(static_cast<std::int32_t>(end));
+    context_len_.push_back(static_cast<std::int32_t>(end - shift_));
     state_slot_.push_back(row.state_slot);
-    std::int32_t* const table = block_table_.data() + r * static_cast<std::size_t>(max_blocks_);
     for (std::size_t b = 0; b < sequence.blocks.size(); ++b) table[b] = sequence.blocks[b].id().value;
   }
+  block_table_.resize(context_len_.size() * static_cast<std::size_t>(max_blocks_));
   if (heights_T_ == positions_T_ && widths_T_ == positions_T_) return;
   for (const std::vector<std::int32_t>* axis : {&positions_T_, &heights_T_, &widths_T_})
     rope_positions_3T_.insert(rope_positions_3T_.end(), axis->begin(), axis->end());
+}
+
+void PagedRunner::add_token(const PlanRow& row, std::int64_t token, bool is_last) {
+  const Sequence& sequence = *row.sequence;
+  const auto slot_of = [&](std::int64_t position) {
+    const std::int32_t block = sequence.blocks[static_cast<std::size_t>(position / block_size_)].id().value;
+    return static_cast<std::int32_t>(block * block_size_ + position % block_size_);
+  };
+  const std::int64_t known_end = row.known_end(), position = token - shift_;
+  if (token >= known_end)
+    ids_T_.push_back(row.drafts[static_cast<std::size_t>(token - known_end)]);
+  else
+    ids_T_.push_back(row.drawn_row >= 0 ? -1 - row.drawn_row : sequence.tokens[static_cast<std::size_t>(token)]);
+  add_position(sequence, position);
+  std::int32_t slot = slot_of(position);
+  if (shift_ == 0) {
+    if (cache_.hidden().defined()) write_hidden_T_.push_back(slot);
+  } else {
+    // What is guessed of a hidden state lies behind those of blocks, by row, where it is read once: a block's own may still be copied.
+    const auto of_guesses = static_cast<std::int32_t>(cache_.num_slots());
+    read_hidden_T_.push_back(row.drawn_row >= 0 ? of_guesses + row.drawn_row : slot);
+    write_hidden_T_.push_back(row.is_sampled && is_last ? of_guesses + static_cast<std::int32_t>(context_len_.size()) : -1);
+    // Behind a prefix that several sequences have in common the last slot is read with what follows it in each: one of them keeps it.
+    if (token % block_size_ == 0) {
+      if (std::ranges::find(shared_slots_, slot) != shared_slots_.end()) slot = -1;
+      shared_slots_.push_back(slot);
+    }
+  }
+  slot_T_.push_back(slot);
 }
 
 void PagedRunner::add_position(const Sequence& sequence, std::int64_t token) {
@@ -154,6 +184,11 @@ void PagedRunner::begin(const StepPlan& plan, StepOutput& output) {
   if (host_) host_->carry_out(plan.copies);
   for (const StateCopy& copy : plan.state_copies) cache_.copy_state(*runtime_, copy.from, copy.to);
   fill_batch(plan);
+  if (ids_T_.empty()) {  // of a head that reads first tokens alone, which nothing comes before
+    marks.is_timed = false;
+    draws_[num_begun_++ % draws_.size()].num_rows = 0;
+    return;
+  }
   nn::PagedBatch batch;
   batch.ids_T = ids_T_;
   batch.positions_T = positions_T_;
@@ -164,6 +199,8 @@ void PagedRunner::begin(const StepPlan& plan, StepOutput& output) {
   batch.max_blocks = max_blocks_;
   batch.state_slot = state_slot_;
   batch.rope_positions_3T = rope_positions_3T_;
+  batch.read_hidden_T = read_hidden_T_;
+  batch.write_hidden_T = write_hidden_T_;
   batch.features = images_.of_step(plan, query_start_, weights_->vision.get());
   batch.drawn_B = drawn_B_;
   adapters_.clear();
@@ -343,6 +380,7 @@ void PagedRunner::set_weights(nn::WeightsPtr weights) {
     with_tower->vision = weights_->vision;
     weights = std::move(with_tower);
   }
+  if (weights_->mtp != nullptr && weights->mtp == nullptr) weights = nn::with_mtp_head(weights, weights_->mtp);
   weights_ = std::move(weights);
 }
 

@@ -24,9 +24,14 @@ struct RunnerShare {
   ops::SharedLayers layers = {};
   std::mutex* sequences = nullptr;  ///< see Sampler
   bool has_adapters = true;         ///< false: rows compute without the adapters that their sequences name
+  /// The runner's model is a head for multi-token prediction over the hidden states in this cache, of the same blocks; nullptr: it is none.
+  const nn::KvCache* hidden_of = nullptr;
 };
 
 /// The decoder over a paged cache on one device. Buffers grow to the largest step and stay.
+///
+/// Of a head for multi-token prediction a row's token t is read where the model's token t - 1 lies, with the hidden state there, or, if t
+/// is drawn by the step before, with that step's own output.
 class PagedRunner final : public ModelRunner {
  public:
   /// Error{kOutOfMemory} if the cache does not fit the device, or its blocks in host memory the host.
@@ -46,6 +51,7 @@ class PagedRunner final : public ModelRunner {
   WeightProof prove_with(const nn::AdapterPtr& adapter) override;
   /// WeightProof::probe_logprobs of the weights in use with that adapter.
   std::vector<float> probe_logprobs(const nn::AdapterPtr& adapter);
+  const nn::KvCache& cache() const noexcept { return cache_; }
 
  private:
   /// Marks of a step: when it was queued, and behind its layers, head and draw; and the last mark of the step before, if there was one.
@@ -58,6 +64,8 @@ class PagedRunner final : public ModelRunner {
   void mark(std::size_t which);
   void add_times(const Marks& marks);
   void fill_batch(const StepPlan& plan);
+  /// One token of a row, which is the last one or not.
+  void add_token(const PlanRow& row, std::int64_t token, bool is_last);
   void add_position(const Sequence& sequence, std::int64_t token);
   void add_adapter_rows(const nn::Adapter* adapter, std::int32_t begin, std::int32_t end);
   void score_prompt(const PlanRow& row, ConstTensorView h_TH, std::int64_t first_row, StepOutput::Row& out);
@@ -69,6 +77,7 @@ class PagedRunner final : public ModelRunner {
   std::int64_t block_size_;
   int rank_;  ///< among devices that share the layers
   bool has_adapters_;
+  std::int64_t shift_;  ///< of a head for multi-token prediction: 1
   nn::WeightsPtr weights_;
   ops::OpSession session_;
   nn::KvCache cache_;
@@ -77,6 +86,8 @@ class PagedRunner final : public ModelRunner {
   Sampler sampler_;
   // Host arrays of nn::PagedBatch.
   std::vector<std::int32_t> ids_T_, positions_T_, slot_T_, query_start_, context_len_, block_table_, state_slot_;
+  std::vector<std::int32_t> read_hidden_T_, write_hidden_T_;
+  std::vector<std::int32_t> shared_slots_;  ///< of a head: ends of blocks that this step writes
   std::int32_t max_blocks_ = 0;
   ImageFeatures images_;
   // Where tokens turn by height and width, if that is anywhere not as by time; then all three, one after the other.

@@ -169,6 +169,19 @@ ResolvedRequest resolve_request(wire::GenerateRequest request, const EngineOptio
   return resolved;
 }
 
+void check_head(const nn::Weights& weights) {
+  if (!weights.others.empty())
+    fail(ErrorCode::kNotImplemented,
+         "speculative.method is mtp, and {} devices share the layers: heads draw drafts on one device (inference.parallel.tp = 1)",
+         weights.others.size() + 1);
+  if (weights.mtp == nullptr)
+    fail(
+        ErrorCode::kInvalidArgument,
+        "speculative.method is mtp: wanted a model with a head for multi-token prediction ('mtp.*' tensors, or a layer behind the last one "
+        "that key 'num_nextn_predict_layers' names), found a {} model without one that this build computes",
+        weights.config.model_type);
+}
+
 void check_draft_model(const nn::ModelConfig& drafts, const nn::ModelConfig& model) {
   if (drafts.vocab_size != model.vocab_size)
     fail(ErrorCode::kInvalidArgument, "speculative.draft_model: wanted a model of {} tokens as the model's vocabulary has, found {}",

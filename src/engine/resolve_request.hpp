@@ -18,6 +18,9 @@ inline constexpr std::size_t kMaxBadSequences = 1024;
 /// Checks every field and fills in what the engine decides, but for the seed of a request that has none.
 /// Error{kInvalidArgument} names the field, its range and the value; Error{kOverlong} is the text that clients look for.
 ResolvedRequest resolve_request(wire::GenerateRequest request, const EngineOptions& options, const nn::ModelConfig& config);
+/// Whether these weights have a head for multi-token prediction that may draw drafts. Error{kInvalidArgument} or {kNotImplemented} says why
+/// not.
+void check_head(const nn::Weights& weights);
 /// Whether the one may draw drafts for the other. Error{kInvalidArgument} or {kNotImplemented} says why not.
 void check_draft_model(const nn::ModelConfig& drafts, const nn::ModelConfig& model);
 /// Error{kInvalidArgument} names the option.

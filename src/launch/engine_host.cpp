@@ -10,6 +10,7 @@
 #include "engine/memory.hpp"
 #include "engine/resolve_request.hpp"
 #include "nn/decoder.hpp"
+#include "nn/mtp_head.hpp"
 #include "nn/peft.hpp"
 #include "nn/same_model.hpp"
 #include "nn/tensor_table.hpp"
@@ -86,8 +87,23 @@ std::int64_t context_length(const config::InferenceConfig& config, const nn::Mod
 }
 
 std::optional<nn::ModelConfig> draft_model_config(const config::InferenceConfig& config) {
-  if (!config.speculative.draft_model || config.speculative.method == config::DraftMethod::kNgram) return std::nullopt;
+  const auto& method = config.speculative.method;
+  if (!config.speculative.draft_model || method == config::DraftMethod::kNgram || method == config::DraftMethod::kMtp) return std::nullopt;
   return nn::load_model_config(model_folder(*config.speculative.draft_model));
+}
+
+std::optional<nn::ModelConfig> draft_head_config(const config::InferenceConfig& config, const nn::ModelConfig& model) {
+  if (config.speculative.method != config::DraftMethod::kMtp) return std::nullopt;
+  if (!model.mtp)
+    fail(
+        ErrorCode::kInvalidArgument,
+        "speculative.method is mtp: wanted a model with a head for multi-token prediction ('mtp.*' tensors, or a layer behind the last one "
+        "that key 'num_nextn_predict_layers' names); {} has none that this build computes",
+        config.model.name);
+  if (config.parallel.tp > 1)
+    fail(ErrorCode::kNotImplemented, "speculative.method is mtp with parallel.tp = {}: heads draw drafts on one device",
+         config.parallel.tp);
+  return nn::mtp_head_config(model);
 }
 
 std::int64_t kv_offload_bytes(const config::InferenceConfig& config) {
@@ -117,15 +133,19 @@ engine::EngineOptions engine_options(const config::InferenceConfig& config, cons
                     .max_ngram = config.speculative.max_ngram,
                     .from_completions = config.speculative.from_completions,
                     .max_stored_tokens = config.speculative.max_stored_tokens,
-                    .adapts = config.speculative.adaptive};
+                    .adapts = config.speculative.adaptive,
+                    .from_head = config.speculative.method == config::DraftMethod::kMtp};
   options.seed = static_cast<std::uint64_t>(config.seed);
   options.num_threads = config.compute.num_threads;
   const DType dtype = compute_dtype(config.model.dtype, runtime.device().kind);
   std::size_t per_block = nn::KvCache::bytes_per_block(nn::config_of_shard(model, config.parallel.tp), dtype, options.block_size);
   const std::size_t of_routes =
       options.logs_routes && model.num_experts > 0 ? nn::KvCache::route_bytes_per_block(model, options.block_size) : 0;
+  const std::optional<nn::ModelConfig> head = draft_head_config(config, model);
+  if (head) per_block += nn::KvCache::hidden_bytes_per_block(model, dtype, options.block_size);
   set_kv_offload(options, config, static_cast<std::int64_t>(per_block) * config.parallel.tp + static_cast<std::int64_t>(of_routes));
   if (const auto drafts = draft_model_config(config)) per_block += nn::KvCache::bytes_per_block(*drafts, dtype, options.block_size);
+  if (head) per_block += nn::KvCache::bytes_per_block(*head, dtype, options.block_size);
   if (config.kv.num_blocks) {
     options.num_blocks = *config.kv.num_blocks;
     return options;
@@ -189,10 +209,14 @@ EngineHost::EngineHost(const config::InferenceConfig& config, std::shared_ptr<De
 
 void EngineHost::start(const config::InferenceConfig& config, nn::WeightsPtr weights) {
   text_ = load_text(folder_, engine_text_options(config));
+  wants_head_ = draft_head_config(config, model_).has_value();
   load_session_ = std::make_unique<ops::OpSession>(runtime_, config.compute.num_threads);
   for (std::size_t i = 1; i < devices_.size(); ++i)
     other_sessions_.push_back(std::make_unique<ops::OpSession>(devices_[i], config.compute.num_threads));
-  if (weights == nullptr) weights = load(folder_, PolicyVersion{0}, nullptr);
+  if (weights == nullptr)
+    weights = load(folder_, PolicyVersion{0}, nullptr);
+  else if (wants_head_ && weights->mtp == nullptr)
+    weights = nn::with_mtp_head(weights, nn::load_mtp_head(load_session_->context(), *weights, folder_));
   engine::EngineOptions options = engine_options(config, model_, *runtime_);
   options.draft_model = load_draft_model(config);
   engine_ = std::make_unique<engine::Engine>(runtime_, options, std::move(weights));
@@ -203,6 +227,9 @@ void EngineHost::start(const config::InferenceConfig& config, nn::WeightsPtr wei
   if (options.draft_model != nullptr)
     log::info("engine: up to {} draft tokens of a sequence in one step, drawn by {} with {} parameters", options.drafts.num_tokens,
               *config.speculative.draft_model, options.draft_model->config.num_parameters());
+  else if (wants_head_)
+    log::info("engine: up to {} draft tokens of a sequence in one step, drawn by the model's head for multi-token prediction",
+              options.drafts.num_tokens);
   else if (options.drafts.num_tokens > 0)
     log::info("engine: up to {} draft tokens of a sequence in one step, looked up in {}", options.drafts.num_tokens,
               options.drafts.from_completions ? "completions of its prompt" : "its own text");
@@ -320,10 +347,18 @@ nn::WeightsPtr EngineHost::load(const std::filesystem::path& folder, PolicyVersi
   const std::lock_guard lock(loading_);
   std::error_code ignored;
   if (previous != nullptr && std::filesystem::exists(folder / nn::kPeftConfig, ignored)) return with_adapter(folder, version, previous);
-  if (const auto file = folder / "config.json"; previous != nullptr && std::filesystem::exists(file, ignored))
-    nn::check_same_model(model_, nn::load_model_config(folder, overrides_), file);
+  bool has_head = false;
+  if (const auto file = folder / "config.json"; previous != nullptr && std::filesystem::exists(file, ignored)) {
+    const nn::ModelConfig found = nn::load_model_config(folder, overrides_);
+    nn::check_same_model(model_, found, file);
+    has_head = found.mtp.has_value();
+  }
   if (devices_.size() > 1) return nn::load_shared_weights(contexts(), model_, folder, dtype_, version, previous);
-  return nn::load_weights(load_session_->context(), model_, folder, dtype_, version, previous);
+  nn::WeightsPtr weights = nn::load_weights(load_session_->context(), model_, folder, dtype_, version, previous);
+  // Weights without a head leave the one there.
+  if (wants_head_ && (previous == nullptr || has_head))
+    weights = nn::with_mtp_head(weights, nn::load_mtp_head(load_session_->context(), *weights, folder));
+  return weights;
 }
 
 }  // namespace prl::launch

@@ -30,6 +30,8 @@ std::int64_t context_length(const config::InferenceConfig& config, const nn::Mod
 std::int64_t largest_lora_rank(const config::InferenceConfig& config);
 /// Of the model that draws the drafts; nullopt if none does.
 std::optional<nn::ModelConfig> draft_model_config(const config::InferenceConfig& config);
+/// Of the model's own head for multi-token prediction, if that draws them. Error{kInvalidArgument} if there is none.
+std::optional<nn::ModelConfig> draft_head_config(const config::InferenceConfig& config, const nn::ModelConfig& model);
 /// Host memory that an engine has for key-value blocks of all its devices, in bytes: of kv_cache_offload, or for blocks on their way to
 /// and from other engines, whichever is more. 0: none.
 std::int64_t kv_offload_bytes(const config::InferenceConfig& config);
@@ -96,6 +98,7 @@ class EngineHost {
   DType adapter_dtype_;
   nn::ConfigOverrides overrides_;
   nn::ModelConfig model_;
+  bool wants_head_ = false;  ///< for multi-token prediction
   std::optional<MemoryPlan> plan_;
   int port_;           ///< tells this engine from others on the machine
   bool gives_blocks_;  ///< to other engines, which must know whether their adapters are the same

@@ -83,6 +83,42 @@ TEST(EngineHost, AnOverrideOfTheRotaryScalingIsAModelWhoseFileHasIt) {
   for (EngineHost* host : {&own, &overridden, &written, &longer}) host->engine().shutdown();
 }
 
+TEST(EngineHost, AHeadForMultiTokenPredictionComesWithTheWeightsThatHaveOne) {
+  const testing::TinyModel plain("no-head", 1);
+  // As a trainer saves them.
+  const auto save = [&](const char* name, std::uint64_t seed) {
+    trainer::PolicyOptions options;
+    options.model = plain.folder;
+    options.num_threads = 1;
+    options.seed = seed;
+    options.mtp = trainer::MtpTrainingOptions{.init = true};
+    const std::filesystem::path folder = plain.folder / name;
+    trainer::Policy(make_cpu_runtime(), options).save(folder, {.folder = plain.folder, .chat_template = {}}, 1 << 30);
+    return folder;
+  };
+  const std::filesystem::path first = save("first", 1), second = save("second", 2);
+  config::InferenceConfig config = plain.config();
+  config.speculative.method = config::DraftMethod::kMtp;
+  config.speculative.num_tokens = 2;
+  EXPECT_THROW(EngineHost(config, make_cpu_runtime()), Error) << "its model has none";
+  config.model.name = first.string();
+  EngineHost host(config, make_cpu_runtime());
+  const nn::WeightsPtr before = host.engine().weights();
+  ASSERT_NE(before->mtp, nullptr);
+  const auto hash_of_head = [](const nn::WeightsPtr& weights) { return nn::checksum(*weights->mtp).combined; };
+  EXPECT_NE(hash_of_head(before), hash_of_head(host.load(second, PolicyVersion{1}, before)));
+  const nn::WeightsPtr with_head = host.load(second, PolicyVersion{1}, before), without = host.load(plain.folder, PolicyVersion{2}, before);
+  ASSERT_NE(with_head->mtp, nullptr);
+  EXPECT_EQ(without->mtp, nullptr);
+  host.engine().update_weights(with_head, std::chrono::seconds(60));
+  EXPECT_EQ(host.engine().weights()->mtp, with_head->mtp);
+  host.engine().update_weights(without, std::chrono::seconds(60));
+  ASSERT_NE(host.engine().weights()->mtp, nullptr) << "the one there stays";
+  EXPECT_EQ(host.engine().weights()->mtp->version, PolicyVersion{2});
+  EXPECT_EQ(hash_of_head(host.engine().weights()), hash_of_head(with_head));
+  host.engine().shutdown();
+}
+
 using namespace std::chrono_literals;
 using ::testing::AllOf;
 using ::testing::HasSubstr;

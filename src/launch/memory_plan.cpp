@@ -17,6 +17,7 @@
 #include "nn/adapter.hpp"
 #include "nn/decoder.hpp"
 #include "nn/feature_cache.hpp"
+#include "nn/mtp_head.hpp"
 #include "nn/vision_tower.hpp"
 #include "nn/weights.hpp"
 #include "ops/delta_rule.hpp"
@@ -267,6 +268,12 @@ PlannedPolicy make_policy(const std::shared_ptr<DeviceRuntime>& runtime, trainer
 
 namespace {
 
+/// Of what draws the drafts: another model, or this one's head.
+std::optional<nn::ModelConfig> drafting_config(const config::InferenceConfig& inference, const nn::ModelConfig& model) {
+  if (std::optional<nn::ModelConfig> head = draft_head_config(inference, model)) return head;
+  return draft_model_config(inference);
+}
+
 engine::EngineBytes engine_bytes(const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute) {
   // Plans are made for GPUs alone.
   const std::int64_t block = inference.kv.block_size.value_or(default_block_size(DeviceKind::kCuda));
@@ -282,15 +289,19 @@ engine::EngineBytes engine_bytes(const config::InferenceConfig& inference, const
   bytes.passes += 2 * kRoleBytes;
   bytes.block = nn::KvCache::bytes_per_block(nn::config_of_shard(model, inference.parallel.tp), compute, block);
   if (inference.enable_return_routed_experts) bytes.block += nn::KvCache::route_bytes_per_block(model, block);
-  if (const auto drafts = draft_model_config(inference)) bytes.block += nn::KvCache::bytes_per_block(*drafts, compute, block);
+  if (const auto drafts = drafting_config(inference, model)) bytes.block += nn::KvCache::bytes_per_block(*drafts, compute, block);
+  if (draft_head_config(inference, model)) bytes.block += nn::KvCache::hidden_bytes_per_block(model, compute, block);
   return bytes;
 }
 
-/// Of the model that draws drafts: its weights and the largest step of it.
-std::size_t draft_model_bytes(const config::InferenceConfig& inference, DType compute) {
-  const std::optional<nn::ModelConfig> drafts = draft_model_config(inference);
+/// Of the model that draws drafts: its weights and the largest step of it. Of a head those that it does not share.
+std::size_t draft_model_bytes(const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute) {
+  const std::optional<nn::ModelConfig> drafts = drafting_config(inference, model);
   if (!drafts) return 0;
-  return weight_bytes(*drafts, compute) +
+  const std::size_t of_weights = drafts->is_mtp_head
+                                     ? static_cast<std::size_t>(nn::make_tensor_table(*drafts)->num_trainable()) * size_of(compute)
+                                     : weight_bytes(*drafts, compute);
+  return of_weights +
          engine::engine_bytes(
              {.max_model_len = 0, .max_num_seqs = inference.max_num_seqs, .max_num_batched_tokens = inference.max_num_batched_tokens},
              *drafts, compute)
@@ -328,7 +339,7 @@ void add_passes(MemoryPlan& plan, const config::InferenceConfig& inference, cons
   plan.parts.emplace_back("engine", needs.passes);
   if (const std::size_t bytes = exchange_bytes(inference, model, compute); bytes > 0) plan.parts.emplace_back("exchange", bytes);
   if (const std::size_t bytes = adapter_bytes(inference, model, compute); bytes > 0) plan.parts.emplace_back("adapters", bytes);
-  if (const std::size_t bytes = draft_model_bytes(inference, compute); bytes > 0) plan.parts.emplace_back("draft model", bytes);
+  if (const std::size_t bytes = draft_model_bytes(inference, model, compute); bytes > 0) plan.parts.emplace_back("draft model", bytes);
   const std::int64_t wanted =
       inference.kv.num_blocks ? static_cast<std::int64_t>(*inference.kv.num_blocks) : inference.max_num_seqs * needs.blocks_per_sequence;
   const std::size_t left = usable(plan) > plan.total() ? usable(plan) - plan.total() : 0;
@@ -348,7 +359,7 @@ std::size_t least_engine_bytes(const config::InferenceConfig& inference, const n
   const engine::EngineBytes needs = engine_bytes(inference, model, compute);
   const std::int64_t blocks = std::max<std::int64_t>(needs.blocks_per_sequence, inference.kv.num_blocks.value_or(0));
   return kMoreVersions * weight_bytes(model, compute) + needs.passes + adapter_bytes(inference, model, compute) +
-         draft_model_bytes(inference, compute) + static_cast<std::size_t>(blocks) * needs.block;
+         draft_model_bytes(inference, model, compute) + static_cast<std::size_t>(blocks) * needs.block;
 }
 
 void add_engine(MemoryPlan& plan, const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute) {

@@ -75,6 +75,7 @@ trainer::PolicyOptions policy_options(const config::TrainerConfig& config, const
   options.replays_routes = config.enable_router_replay;
   options.balances_routes = config.model.debug.force_balanced_routing;
   options.takes_images = config.model.vlm.has_value();
+  if (const auto& mtp = config.model.mtp) options.mtp = trainer::MtpTrainingOptions{.lr = mtp->lr, .init = mtp->init};
   options.random_init = config.model.debug.random_init;
   options.num_layers = widen(config.model.debug.num_layers);
   options.seed = static_cast<std::uint64_t>(config.seed);

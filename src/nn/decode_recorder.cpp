@@ -51,6 +51,7 @@ struct DecodeRecorder::Step {
   std::vector<std::int32_t> host;
   Tensor device;
   TensorView ids, positions, slots, lengths, states, table;  ///< in `device`
+  TensorView read_hidden, write_hidden;                      ///< there too
   TensorView tiles;                                          ///< with adapters, there too
   std::vector<std::int32_t> host_tiles;
   TensorView h_BH;       ///< where the recording leaves its result
@@ -101,7 +102,7 @@ DecodeRecorder::Step& DecodeRecorder::step_for(const Key& key) {
   std::unique_ptr<Step>& step = steps_[key];
   if (step != nullptr) return *step;
   step = std::make_unique<Step>();
-  const std::int64_t B = key.rows, total = B * (5 + key.max_blocks) + key.num_tiles() * ops::kLoraTileWords;
+  const std::int64_t B = key.rows, total = B * (7 + key.max_blocks) + key.num_tiles() * ops::kLoraTileWords;
   step->rows = B;
   step->has_next_tokens = key.has_next_tokens;
   step->host.resize(static_cast<std::size_t>(total));
@@ -117,6 +118,8 @@ DecodeRecorder::Step& DecodeRecorder::step_for(const Key& key) {
   step->slots = part({B});
   step->lengths = part({B});
   step->states = part({B});
+  step->read_hidden = part({B});
+  step->write_hidden = part({B});
   step->table = part({B, key.max_blocks});
   if (key.has_adapters) step->tiles = part({key.num_tiles(), ops::kLoraTileWords});
   return *step;
@@ -137,6 +140,8 @@ void DecodeRecorder::fill(Step& step, const Key& key, const PagedBatch& batch) {
     for (std::int32_t after = batch.query_start[s + 1] - batch.query_start[s]; after-- > 0;) *at++ = batch.context_len[s] - after;
   at = std::fill_n(at, B - n, 0);
   put(key.has_next_tokens ? std::span<const std::int32_t>() : batch.state_slot, -1);
+  put(batch.read_hidden_T, 0);
+  put(batch.write_hidden_T, -1);
   const auto from = static_cast<std::size_t>(batch.max_blocks);
   for (std::size_t s = 0; s < batch.context_len.size(); ++s)
     for (std::int32_t row = batch.query_start[s]; row < batch.query_start[s + 1]; ++row, at += width)
@@ -182,7 +187,15 @@ TensorView DecodeRecorder::forward(const Weights& weights, KvCache& cache, const
   } else if (weights.adapter != nullptr) {
     model.adapters = {{weights.adapter.get(), {}}};
   }
-  return decoder_forward(frame, model, {step.ids, drawn_B}, index, &layers, nullptr).value;
+  if (weights.config.is_mtp_head) {
+    // With the embedding of the tokens at the beginning of recorded work.
+    const TensorView hidden_TH = arena_.take({step.rows, c.hidden_size}, weights.compute);
+    ops::embedding(ctx_, hidden_TH, cache.hidden(), step.read_hidden);
+    model.hidden_TH = hidden_TH;
+  }
+  const TensorView h_TH = decoder_forward(frame, model, {step.ids, drawn_B}, index, &layers, nullptr).value;
+  if (cache.hidden().defined()) ops::store_rows(ctx_, cache.hidden(), h_TH, step.write_hidden);
+  return h_TH;
 }
 
 TensorView DecodeRecorder::run(const Weights& weights, KvCache& cache, const PagedBatch& batch, AdapterBank* bank,

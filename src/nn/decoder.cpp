@@ -103,6 +103,21 @@ void check_states(const PagedBatch& batch, std::int64_t num_states) {
          batch.context_len.size(), num_states);
 }
 
+/// Which slots hold hidden states.
+void check_hidden(const Weights& weights, const KvCache& cache, const PagedBatch& batch) {
+  const std::size_t T = batch.ids_T.size();
+  const std::int64_t num_slots = cache.hidden().defined() ? cache.hidden().shape()[0] : 0;
+  const auto check = [&](const char* what, std::span<const std::int32_t> slots, bool is_wanted, std::int32_t least) {
+    const bool good = slots.size() == (is_wanted ? T : 0) &&
+                      std::ranges::all_of(slots, [&](std::int32_t slot) { return slot >= least && slot < num_slots; });
+    if (!good)
+      fail(ErrorCode::kShape, "[decoder] {} slots of hidden states to {}, wanted {} of the {} there are", slots.size(), what,
+           is_wanted ? T : 0, num_slots);
+  };
+  check("read", batch.read_hidden_T, weights.config.is_mtp_head, 0);
+  check("write", batch.write_hidden_T, num_slots > 0, -1);
+}
+
 void check_experts(const ModelConfig& config, const PackedBatch& batch) {
   const auto num = static_cast<std::int64_t>(batch.experts_LTK.size()), T = static_cast<std::int64_t>(batch.ids_T.size());
   if (num != 0 && (config.num_experts == 0 || num != config.num_layers * T * config.num_active_experts))
@@ -212,6 +227,15 @@ std::size_t KvCache::route_bytes_per_block(const ModelConfig& config, std::int64
   return static_cast<std::size_t>(2 * config.num_layers * config.num_active_experts * block_size);
 }
 
+void KvCache::keep_hidden(const std::shared_ptr<DeviceRuntime>& runtime, const ModelConfig& config, DType compute,
+                          std::int64_t num_guesses) {
+  hidden_ = Tensor::zeros(runtime, {num_slots() + num_guesses, config.hidden_size}, compute);
+}
+
+std::size_t KvCache::hidden_bytes_per_block(const ModelConfig& config, DType compute, std::int64_t block_size) noexcept {
+  return static_cast<std::size_t>(config.hidden_size * block_size) * size_of(compute);
+}
+
 namespace {
 
 /// A rotary table of a batch's tokens, one row each; its memory is kept.
@@ -265,6 +289,7 @@ TensorView InferenceModel::forward_paged(const Weights& weights, KvCache& cache,
     fail(ErrorCode::kShape, "[decoder] {} slots for {} tokens", batch.slot_T.size(), batch.ids_T.size());
   if (!weights.config.linear.layers.empty()) check_states(batch, cache.num_states());
   check_images(weights, batch);
+  check_hidden(weights, cache, batch);
   const bool has_images = !batch.rope_positions_3T.empty() || !batch.features.empty();
   Impl& m = *impl_;
   const auto num_tokens = static_cast<std::int64_t>(batch.ids_T.size());
@@ -314,7 +339,14 @@ TensorView InferenceModel::forward_paged(const Weights& weights, KvCache& cache,
   } else {
     model.adapters = adapters;
   }
-  return decoder_forward(frame, model, ids, index, &layers, nullptr).value;
+  if (weights.config.is_mtp_head) {
+    const TensorView hidden_TH = m.arena.take({num_tokens, weights.config.hidden_size}, weights.compute);
+    ops::embedding(m.ctx, hidden_TH, cache.hidden(), upload(m.ctx, m.arena, batch.read_hidden_T, DType::kI32));
+    model.hidden_TH = hidden_TH;
+  }
+  const TensorView h_TH = decoder_forward(frame, model, ids, index, &layers, nullptr).value;
+  if (cache.hidden().defined()) ops::store_rows(m.ctx, cache.hidden(), h_TH, upload(m.ctx, m.arena, batch.write_hidden_T, DType::kI32));
+  return h_TH;
 }
 
 TensorView InferenceModel::forward_packed(const Weights& weights, const PackedBatch& batch) {
@@ -329,6 +361,7 @@ TensorView InferenceModel::forward_packed(const Weights& weights, const PackedBa
   BoundModel model{weights, nullptr, adapters_of(weights, {}, static_cast<std::int64_t>(batch.ids_T.size()), m.rest)};
   model.shared = m.shared;
   model.features = batch.features;
+  model.hidden_TH = batch.hidden_TH;
   if (!batch.rope_positions_3T.empty()) m.rope.set(m.ctx, m.arena, weights, batch.rope_positions_3T, model, index);
   return decoder_forward(frame, model, upload(m.ctx, m.arena, batch.ids_T, DType::kI32), index, nullptr, nullptr).value;
 }
@@ -391,6 +424,7 @@ struct TrainableModel::Impl {
       if (tape_or_null != nullptr) model.dropout = dropout_of(batch);
     }
     model.features = batch.features;
+    model.hidden_TH = batch.hidden_TH;
     if (!batch.rope_positions_3T.empty()) rope.set(ctx, arena, *weights, batch.rope_positions_3T, model, index);
     loads.assign(static_cast<std::size_t>(tape_or_null != nullptr && weights->config.num_experts > 0 ? weights->config.num_layers : 0), {});
     model.loads = loads;
@@ -481,6 +515,8 @@ TokenStats TrainableModel::evaluate(const WeightsPtr& weights, const PackedBatch
                                     std::span<const float> temperatures_T) {
   return impl_->run(weights, batch, targets_T, temperatures_T, nullptr);
 }
+
+ConstTensorView TrainableModel::hidden() const { return impl_->h_TH.value; }
 
 void TrainableModel::expect_tokens(std::int64_t num_tokens, DType compute) {
   Impl& m = *impl_;

@@ -40,6 +40,8 @@ struct PackedBatch {
   /// three.
   std::span<const std::int32_t> rope_positions_3T = {};
   std::span<const FeatureRows> features = {};  ///< read until the end of forward(); these rows of the embedding get no gradient
+  /// Of a head for multi-token prediction: the hidden states that it takes, in the compute dtype; read until the end of backward().
+  ConstTensorView hidden_TH = {};
 };
 
 /// New tokens of several requests over a paged cache. Host arrays but for drawn_B; see ops::PagedAttention.
@@ -57,6 +59,9 @@ struct PagedBatch {
   std::span<const AdapterRows> adapters = {};
   std::span<const std::int32_t> rope_positions_3T = {};  ///< as PackedBatch's
   std::span<const FeatureRows> features = {};            ///< as PackedBatch's
+  // With KvCache::hidden():
+  std::span<const std::int32_t> read_hidden_T = {};   ///< of a head for multi-token prediction: the slot of the hidden state it takes
+  std::span<const std::int32_t> write_hidden_T = {};  ///< where each token's hidden state goes, -1: nowhere; no slot twice
 };
 
 /// The layers of a KvCache.
@@ -87,10 +92,17 @@ class KvCache {
   /// 0 in layers without experts. Not defined unless asked for.
   const Tensor& route_log() const noexcept { return route_log_; }
   static std::size_t route_bytes_per_block(const ModelConfig& config, std::int64_t block_size) noexcept;
+  /// The hidden state, behind the last norm, of the token in each slot: [num_slots() + num_guesses, H] in the compute dtype, for a head for
+  /// multi-token prediction, which leaves what it guesses of them behind. Not defined until keep_hidden(), or until it is another's.
+  const Tensor& hidden() const noexcept { return hidden_; }
+  void keep_hidden(const std::shared_ptr<DeviceRuntime>& runtime, const ModelConfig& config, DType compute, std::int64_t num_guesses);
+  std::int64_t num_slots() const noexcept { return num_blocks_ * block_size_; }
+  void share_hidden(const KvCache& of) { hidden_ = of.hidden_; }
+  static std::size_t hidden_bytes_per_block(const ModelConfig& config, DType compute, std::int64_t block_size) noexcept;
 
  private:
   std::vector<Tensor> k_, v_, inputs_, states_;
-  Tensor route_log_;
+  Tensor route_log_, hidden_;
   std::int64_t num_blocks_ = 0, block_size_ = 0, num_states_ = 0;
 };
 
@@ -139,6 +151,8 @@ class TrainableModel {
   /// targets_T: the token each position must predict, -1 for none. temperatures_T > 0.
   TokenStats forward(const WeightsPtr& weights, const PackedBatch& batch, std::span<const std::int32_t> targets_T,
                      std::span<const float> temperatures_T);
+  /// [T, H], behind the last norm, of the last forward() or evaluate(); valid until the next one.
+  ConstTensorView hidden() const;
   /// Gradient of sum_t dlogp_T[t] * logp[t] of the last forward() is added to the parameters' grads. Once per forward.
   void backward(std::span<const float> dlogp_T);
   /// In place of forward() and backward() on a rank that has no row where others have one: the same calls to weights.layers and to the

@@ -447,6 +447,18 @@ Stream single_part_layer(Frame& frame, PartFrames& part, const BoundModel& model
   return {normed.sum, c.shared_expert_size > 0 ? add_shared_experts(frame, part.mlp, model, i, normed.value, routed, memory) : routed};
 }
 
+/// What enters the first layer: the embedding with features in their places, or what a head for multi-token prediction makes of it.
+Var first_input(Frame& frame, const BoundModel& model, const Var& embedded_TH) {
+  put_features(frame, model.features, embedded_TH);
+  if (!model.weights.config.is_mtp_head) return embedded_TH;
+  const ConstTensorView hidden_TH = model.hidden_TH;
+  PRL_CHECK(hidden_TH.data != nullptr && hidden_TH.shape == embedded_TH.value.shape,
+            "a head for multi-token prediction without hidden states");
+  const Var pair =
+      autograd::normed_pair(frame, embedded_TH.value, model.norm(Block::kMtpEmbeddingNorm), hidden_TH, model.norm(Block::kMtpHiddenNorm));
+  return autograd::linear(frame, pair, model.linear(Block::kMtpProjection, -1, &model.weights.first_matrix(0)));
+}
+
 }  // namespace
 
 Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, const Stream& in, const AttentionIndex& index,
@@ -502,7 +514,7 @@ Var decoder_forward(Frame& frame, const BoundModel& model, const ops::TokenIds& 
   Frame first = frame.in(*region);
   stream.residual_TH = autograd::embedding(first, w.embedding_VH(), g != nullptr ? view_or_none(g->grad(Block::kEmbedding)) : TensorView{},
                                            ids, embedding_scale(w));
-  put_features(frame, model.features, stream.residual_TH);
+  stream.residual_TH = first_input(first, model, stream.residual_TH);
 
   // Without a tape two pairs of stream buffers take turns, or three where a layer may leave its input's sum where it is, and everything
   // else of a layer is given back after it. With one, no backward rule reads the outputs that are added to the stream, so that all of them

@@ -46,6 +46,7 @@ struct BoundModel {
   ConstTensorView given_LTK = {};              ///< int32 [layers * T, K]: experts that tokens have (ops::route); no data: the router's
   const ops::RopeTable* step_rope = nullptr;   ///< of this batch's tokens, in place of the weights'; their positions count its rows
   std::span<const FeatureRows> features = {};
+  ConstTensorView hidden_TH = {};     ///< of a head for multi-token prediction: what it takes beside the tokens
   autograd::RouteLog route_log = {};  ///< of all layers, K entries each in a row: KvCache::route_log()
 
   /// One without a weight if the model has no such norm.

@@ -353,8 +353,17 @@ ModelConfig load_model_config(const fs::path& folder, const ConfigOverrides& ove
   }
   read_quantization(reader, family, config);
   check(reader, config);
+  read_mtp(reader, family, folder, config);
   return config;
 }
+
+namespace {
+/// Says of a head with names of its own that it is there.
+void name_mtp_head(const ModelConfig& config, json::object& object) {
+  constexpr const char* kKey = "mtp_num_hidden_layers";
+  if (config.mtp && config.mtp->names == MtpNames::kApart && !object.contains(kKey)) object[kKey] = 1;
+}
+}  // namespace
 
 std::string to_config_json(const ModelConfig& config) {
   const Family& family = find_family(config.model_type, "to_config_json");
@@ -409,6 +418,7 @@ std::string to_config_json(const ModelConfig& config) {
     object["eos_token_id"] = json::array(config.eos_ids.begin(), config.eos_ids.end());
   }
   object["torch_dtype"] = config.torch_dtype;
+  name_mtp_head(config, object);
   return pretty_json(object);
 }
 
@@ -426,9 +436,11 @@ std::string saved_config_json(const ModelConfig& config, DType dtype) {
   if (json::value* text = config.vision ? object.if_contains("text_config") : nullptr; text != nullptr && text->is_object())
     for (const char* key : {"dtype", "torch_dtype"})
       if (text->get_object().contains(key)) text->get_object()[key] = name;
-  // The tensors of these layers were not read.
+  // The tensors of these layers go on as they are (mtp_sources), or were not read.
   for (const char* key : {"num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules"})
-    if (config.num_skipped_layers > 0 && object.contains(key)) object[key] = 0;
+    if (config.num_skipped_layers > 0 && !config.mtp && object.contains(key)) object[key] = 0;
+  json::value* const text = config.vision ? object.if_contains("text_config") : nullptr;
+  name_mtp_head(config, text != nullptr && text->is_object() ? text->get_object() : object);
   return pretty_json(value);
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "nn/mtp_config.hpp"
 #include "nn/vision_config.hpp"
 #include "tensor/dtype.hpp"
 
@@ -166,8 +167,12 @@ struct ModelConfig {
   bool has_eight_bit_weights = false;
   std::int64_t num_expert_groups = 1, num_active_groups = 1;  ///< a token's experts are of the groups that have the best
   double routed_scale = 1.0;                                  ///< multiplies the weights of a token's experts
-  /// Layers behind the last one that files may hold (multi-token prediction): they are no part of the model here, and are not kept.
+  /// Layers behind the last one that files may hold (multi-token prediction): they are no part of the model here.
   std::int64_t num_skipped_layers = 0;
+  /// The head for multi-token prediction that the model's files have and this build computes. What is saved has it too.
+  std::optional<MtpConfig> mtp;
+  /// This is the decoder of one layer that `mtp` is (mtp_head.hpp), which takes hidden states beside tokens.
+  bool is_mtp_head = false;
   std::int32_t bos_id = -1, pad_id = -1;
   std::vector<std::int32_t> eos_ids;
   std::string torch_dtype = "bfloat16";

@@ -126,9 +126,10 @@ class Parameters : public Masters {
 /// Error{kCorrupt} names file and tensor.
 void load_parameters(Parameters& parameters, const std::filesystem::path& folder);
 /// Writes model.safetensors (or shards of at most `max_shard_bytes` with an index) in `dtype`, config.json (raw_json kept) and
-/// copies the `companions`. The folder is written whole or not at all.
+/// copies the `companions`. The folder is written whole or not at all. `head`: of multi-token prediction, in place of the one in the folder
+/// that the model is from.
 void save_pretrained(const Parameters& parameters, const std::filesystem::path& folder, DType dtype, const Companions& companions = {},
-                     std::uint64_t max_shard_bytes = 5'000'000'000ULL);
+                     std::uint64_t max_shard_bytes = 5'000'000'000ULL, const Parameters* head = nullptr);
 /// What a folder of `config` holds beside its weights: config.json and the companions. Error{kNotFound} if theirs is not there.
 void write_model_extras(const ModelConfig& config, const std::filesystem::path& folder, DType dtype, const Companions& companions);
 /// The same of tensors from anywhere.

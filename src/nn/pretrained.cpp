@@ -61,8 +61,10 @@ void check_tied_head(const io::SafetensorsFolder& files, const std::string& embe
 
 void load_parameters(Parameters& parameters, const fs::path& folder) {
   const io::SafetensorsFolder files = io::SafetensorsFolder::open(folder);
-  const TensorTablePtr of_model = make_tensor_table(parameters.config());
-  const std::vector<StoredTensor> all_found = match_stored_weights(files, parameters.config(), *of_model);
+  const ModelConfig& config = parameters.config();
+  const TensorTablePtr of_model = make_tensor_table(config);
+  const std::vector<StoredTensor> all_found =
+      config.is_mtp_head ? match_head_weights(files, config, *of_model) : match_stored_weights(files, config, *of_model);
   // Of parameters that are a part of a model, an adapter's among them, those that the folder has.
   std::vector<StoredTensor> found;
   for (const TensorSpec& spec : parameters.table()->tensors()) {
@@ -106,14 +108,18 @@ void load_parameters(Parameters& parameters, const fs::path& folder) {
 }
 
 void save_pretrained(const Parameters& parameters, const fs::path& folder, DType dtype, const Companions& companions,
-                     std::uint64_t max_shard_bytes) {
+                     std::uint64_t max_shard_bytes, const Parameters* head) {
   std::vector<WeightSource> sources;
-  for (const NamedParameter& parameter : parameters.named()) {
-    const Tensor value = parameter.value;
-    sources.push_back(stored_source(parameter, [value](std::int64_t first, std::span<float> out) {
-      value.runtime()->copy_to_host(out.data(), value.as<float>() + first, out.size_bytes());
-    }));
-  }
+  const auto add = [&](const Parameters& from) {
+    for (const NamedParameter& parameter : from.named()) {
+      const Tensor value = parameter.value;
+      sources.push_back(stored_source(parameter, [value](std::int64_t first, std::span<float> out) {
+        value.runtime()->copy_to_host(out.data(), value.as<float>() + first, out.size_bytes());
+      }));
+    }
+  };
+  add(parameters);
+  if (head != nullptr) add(*head);
   save_model_folder(parameters.config(), sources, folder, dtype, companions, max_shard_bytes);
 }
 
@@ -185,7 +191,7 @@ constexpr MultimodalNames kMultimodalNames[] = {
 class StoredNames {
  public:
   StoredNames(const io::SafetensorsFolder& files, const ModelConfig& config)
-      : drops_mtp_(find_family(config.model_type, files.path().string()).drops_mtp) {
+      : drops_mtp_(find_family(config.model_type, files.path().string()).drops_mtp || config.mtp) {
     const std::string embedding = checkpoint_name(Slot::kEmbedding).substr(kModel.size());
     has_model_prefix_ = config.has_single_parts && files.find("model.embeddings.weight").entry != nullptr;
     for (const MultimodalNames& names : kMultimodalNames)
@@ -198,9 +204,11 @@ class StoredNames {
   }
   /// Of other parts than that for text: of images, and of layers that predict several tokens.
   bool is_of_other_part(std::string_view name) const {
-    if (drops_mtp_ && name.starts_with("mtp.")) return true;
+    if (is_of_mtp(name)) return true;
     return names_ != nullptr && std::ranges::any_of(names_->others, [&](std::string_view other) { return name.starts_with(other); });
   }
+
+  bool is_of_mtp(std::string_view name) const { return drops_mtp_ && name.starts_with("mtp."); }
 
  private:
   static constexpr std::string_view kModel = "model.", kBackbone = "backbone.";
@@ -295,12 +303,22 @@ struct Matcher {
 
 }  // namespace
 
-std::vector<StoredTensor> match_stored_weights(const io::SafetensorsFolder& files, const ModelConfig& config, const TensorTable& table) {
+bool is_of_fp8(std::string_view name, const ModelConfig& config) {
+  return config.fp8 && (is_of_fp8_inputs(name, config) || name.ends_with(config.fp8->scale_suffix));
+}
+
+namespace {
+
+/// In the order of the table. What is shared with another model stays empty.
+std::vector<StoredTensor> find_tensors(const Matcher& matcher, const StoredNames& names, const TensorTable& table) {
+  const ModelConfig& config = matcher.config;
+  const io::SafetensorsFolder& files = matcher.files;
   std::vector<StoredTensor> found;
-  std::set<std::string, std::less<>> known;
-  const Matcher matcher{files, config, known};
-  const StoredNames names(files, config);
   for (const TensorSpec& weight : table.tensors()) {
+    if (config.is_mtp_head && !weight.trainable) {
+      found.emplace_back();
+      continue;
+    }
     const std::string stack = names.of(stack_name(weight, config.expert_names));
     if (config.expert_names == ExpertNames::kStacked && !stack.empty()) {
       found.push_back(matcher.expert_of(weight, stack));
@@ -321,6 +339,20 @@ std::vector<StoredTensor> match_stored_weights(const io::SafetensorsFolder& file
     const std::string name = names.of(weight.name);
     found.push_back(shape.size() == 2 ? matcher.find_scaled(name, shape, as_in_memory) : as_in_memory(matcher.find(name, shape)));
   }
+  return found;
+}
+
+}  // namespace
+
+std::vector<StoredTensor> match_head_weights(const io::SafetensorsFolder& files, const ModelConfig& head, const TensorTable& table) {
+  std::set<std::string, std::less<>> known;
+  return find_tensors({files, head, known}, StoredNames(files, head), table);
+}
+
+std::vector<StoredTensor> match_stored_weights(const io::SafetensorsFolder& files, const ModelConfig& config, const TensorTable& table) {
+  std::set<std::string, std::less<>> known;
+  const StoredNames names(files, config);
+  const std::vector<StoredTensor> found = find_tensors({files, config, known}, names, table);
   const std::string head = names.of(checkpoint_name(Slot::kLmHead));
   if (config.tie_word_embeddings) check_tied_head(files, names.of(checkpoint_name(Slot::kEmbedding)), head);
   std::int64_t num_skipped = 0, num_of_others = 0;
@@ -331,7 +363,7 @@ std::vector<StoredTensor> match_stored_weights(const io::SafetensorsFolder& file
     }
     if (config.vision && name.starts_with(kTowerPrefix)) continue;  // VisionTower::load() reads them
     if (names.is_of_other_part(name)) {
-      ++num_of_others;
+      if (!config.mtp || !names.is_of_mtp(name)) ++num_of_others;
       continue;
     }
     if (known.count(name) > 0 || name.ends_with("rotary_emb.inv_freq") || is_of_fp8_inputs(name, config) ||
@@ -342,7 +374,7 @@ std::vector<StoredTensor> match_stored_weights(const io::SafetensorsFolder& file
   }
   if (const auto num_fp8 = std::ranges::count_if(found, &StoredTensor::is_fp8); num_fp8 > 0)
     log::info("{}: {} matrices of FP8 are read as the numbers that they and their scales stand for", files.path().string(), num_fp8);
-  if (num_skipped > 0)
+  if (num_skipped > 0 && !config.mtp)
     log::info("{}: {} tensors of layers for multi-token prediction (keys 'num_nextn_predict_layers', 'num_mtp_modules') are left out",
               files.path().string(), num_skipped);
   if (num_of_others > 0)

@@ -1,4 +1,6 @@
 #include "nn/stored_layout.hpp"
+
+#include "nn/mtp_head.hpp"
 #include "nn/vision_tower.hpp"
 
 #include <fmt/format.h>
@@ -110,12 +112,16 @@ std::vector<WeightSource> stacked(const ModelConfig& config, const TensorTable& 
 
 std::string stack_name(const TensorSpec& spec, ExpertNames names) {
   if (names != ExpertNames::kStacked && names != ExpertNames::kStackedRows) return {};
+  constexpr std::string_view kExperts = ".experts.";
+  const std::size_t at = spec.name.find(kExperts);
+  if (at == std::string::npos) return {};
+  const std::string of_layer = spec.name.substr(0, at + kExperts.size());
   switch (spec.slot) {
     case Slot::kExpertPairs:
     case Slot::kExpertGate:
-    case Slot::kExpertUp: return fmt::format("model.layers.{}.mlp.experts.gate_up_proj", spec.layer);
+    case Slot::kExpertUp: return of_layer + "gate_up_proj";
     case Slot::kStackedDown:
-    case Slot::kExpertDown: return fmt::format("model.layers.{}.mlp.experts.down_proj", spec.layer);
+    case Slot::kExpertDown: return of_layer + "down_proj";
     default: return {};
   }
 }
@@ -173,11 +179,21 @@ std::vector<WeightSource> rows_in_file_order(const ModelConfig& config, std::vec
 
 std::vector<WeightSource> stored_sources(const ModelConfig& config, std::vector<WeightSource> sources) {
   std::vector<WeightSource> out = rows_in_file_order(config, std::move(sources));
-  if (!config.vision) return out;
   constexpr std::string_view kModel = "model.";
   for (WeightSource& source : out)
-    if (source.name.starts_with(kModel)) source.name = "model.language_model." + source.name.substr(kModel.size());
-  for (WeightSource& source : tower_sources(*config.vision)) out.push_back(std::move(source));
+    if (config.vision && source.name.starts_with(kModel)) source.name = "model.language_model." + source.name.substr(kModel.size());
+  // A head that was trained is among them already.
+  ModelConfig rest = config;
+  if (std::ranges::any_of(out, [&](const WeightSource& source) { return is_of_mtp_head(source.name, config); })) rest.mtp.reset();
+  for (WeightSource& source : other_sources(rest)) out.push_back(std::move(source));
+  return out;
+}
+
+std::vector<WeightSource> other_sources(const ModelConfig& config) {
+  std::vector<WeightSource> out;
+  if (config.vision) out = tower_sources(*config.vision);
+  if (config.mtp)
+    for (WeightSource& source : mtp_sources(config)) out.push_back(std::move(source));
   return out;
 }
 

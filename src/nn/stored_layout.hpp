@@ -31,8 +31,11 @@ std::vector<RowRun> stored_rows(const ModelConfig& config, Slot slot);
 WeightSource reordered_source(WeightSource source, std::vector<RowRun> runs);
 
 /// `sources` of all tensors of a model's table as files have them: rows in their order, and in place of experts' matrices one source of
-/// all, which keeps one expert in memory while it is read. Of models with a vision tower names are those of the whole model, and the
-/// tower's tensors follow, as the folder that the model is from has them. Most models' sources stay as they are.
+/// all, which keeps one expert in memory while it is read. Of models with a vision tower names are those of the whole model;
+/// other_sources() follow. Most models' sources stay as they are.
 std::vector<WeightSource> stored_sources(const ModelConfig& config, std::vector<WeightSource> sources);
+/// What the folder that the model is from has beside the table's tensors and goes on as it is: those of its vision tower and of its head
+/// for multi-token prediction.
+std::vector<WeightSource> other_sources(const ModelConfig& config);
 
 }  // namespace prl::nn

@@ -18,6 +18,12 @@ namespace prl::nn {
 /// log line tells).
 std::vector<StoredTensor> match_stored_weights(const io::SafetensorsFolder& files, const ModelConfig& config, const TensorTable& table);
 
+/// The same of a head for multi-token prediction, in whose folder there may be anything else. What it shares with its model stays empty.
+std::vector<StoredTensor> match_head_weights(const io::SafetensorsFolder& files, const ModelConfig& head, const TensorTable& table);
+
+/// Whether files of FP8 hold it beside a matrix: its scale, or that of its inputs.
+bool is_of_fp8(std::string_view name, const ModelConfig& config);
+
 /// The parts of a tensor that TensorSpec::num_parts says is exact.
 void read_exact(const StoredTensor& stored, std::span<float> parts);
 

@@ -48,6 +48,7 @@ bool score_router(const ModelConfig& c, std::int64_t layer) { return c.has_score
 bool shared(const ModelConfig& c, std::int64_t layer) { return c.shared_expert_size > 0 && c.is_sparse(layer); }
 bool shared_mlp_gate(const ModelConfig& c, std::int64_t layer) { return shared(c, layer) && !c.has_squared_relu_mlps; }
 bool shared_gate(const ModelConfig& c, std::int64_t layer) { return c.gates_shared_expert && shared(c, layer); }
+bool mtp_head(const ModelConfig& c, std::int64_t) { return c.is_mtp_head; }
 }  // namespace when
 
 namespace shape {
@@ -98,6 +99,7 @@ Shape query_rank(const ModelConfig& c) { return {c.latent->query_rank}; }
 Shape queries_by_rank(const ModelConfig& c) { return {c.num_heads * c.latent->query_dim(), c.latent->query_rank}; }
 Shape kv_rank(const ModelConfig& c) { return {c.latent->kv_rank}; }
 Shape kv_by_rank(const ModelConfig& c) { return {c.num_heads * (c.latent->plain_dim + c.latent->value_dim), c.latent->kv_rank}; }
+Shape hidden_by_pair(const ModelConfig& c) { return {c.hidden_size, 2 * c.hidden_size}; }
 Shape hidden_by_value(const ModelConfig& c) { return {c.hidden_size, c.linear.value_width()}; }
 }  // namespace shape
 
@@ -183,10 +185,13 @@ constexpr std::array kRowsOfTable{
     Row{S::kSkip, B::kSkip, kInLayer, "mixer.D", "ssm_d", shape::value_heads, when::space, kReplicated},
     Row{S::kExpertsIn, B::kExpertsIn, kInLayer, "mixer.fc1_latent_proj.weight", "ffn_latent_down.weight", shape::narrow_by_hidden, when::narrow_experts, kReplicated},
     Row{S::kExpertsOut, B::kExpertsOut, kInLayer, "mixer.fc2_latent_proj.weight", "ffn_latent_up.weight", shape::hidden_by_narrow, when::narrow_experts, kReplicated},
+    Row{S::kMtpEmbeddingNorm, B::kMtpEmbeddingNorm, kBefore, "mtp.pre_fc_norm_embedding.weight", "nextn.enorm.weight", shape::hidden, when::mtp_head, kReplicated},
+    Row{S::kMtpHiddenNorm, B::kMtpHiddenNorm, kBefore, "mtp.pre_fc_norm_hidden.weight", "nextn.hnorm.weight", shape::hidden, when::mtp_head, kReplicated},
+    Row{S::kMtpProjection, B::kMtpProjection, kBefore, "mtp.fc.weight", "nextn.eh_proj.weight", shape::hidden_by_pair, when::mtp_head, kReplicated},
 };
 // clang-format on
 static_assert(std::ranges::is_sorted(kRowsOfTable, {}, &Row::slot) &&
-                  kRowsOfTable.size() == static_cast<std::size_t>(Slot::kExpertsOut) + 1,
+                  kRowsOfTable.size() == static_cast<std::size_t>(Slot::kMtpProjection) + 1,
               "one row per slot, in order");
 static_assert(kNumBlockKinds == static_cast<std::size_t>(Block::kExpertsOutLoraB) + 1);
 
@@ -270,13 +275,36 @@ std::string name_of_part(Slot slot, std::int64_t layer, std::int64_t expert) {
                      : fmt::format("backbone.layers.{}.{}", layer, own);
 }
 
-std::string name_in(const ModelConfig& config, Slot slot, std::int64_t layer, std::int64_t expert) {
+std::string name_of_model(const ModelConfig& config, Slot slot, std::int64_t layer, std::int64_t expert) {
   if (config.has_single_parts) return name_of_part(slot, layer, expert);
   const char* own = config.gates_shared_expert ? gated_shared_name(slot) : nullptr;
   if (config.norms_inputs && config.norms_outputs && own == nullptr)
     own = doubly_normed_name(slot, config.expert_names == ExpertNames::kTokenChoice);
   if (config.expert_names == ExpertNames::kTokenChoice && own == nullptr) own = token_choice_name(slot);
   return own != nullptr ? fmt::format("model.layers.{}.{}", layer, own) : checkpoint_name(slot, layer, expert, config.expert_names);
+}
+
+/// Of a head for multi-token prediction as one more layer, behind that layer; nullptr for tensors of layers and of the model.
+const char* next_layer_name(Slot slot) {
+  switch (slot) {
+    case S::kMtpEmbeddingNorm: return "enorm.weight";
+    case S::kMtpHiddenNorm: return "hnorm.weight";
+    case S::kMtpProjection: return "eh_proj.weight";
+    case S::kFinalNorm: return "shared_head.norm.weight";
+    default: return nullptr;
+  }
+}
+
+std::string name_in(const ModelConfig& config, Slot slot, std::int64_t layer, std::int64_t expert) {
+  std::string name = name_of_model(config, slot, layer, expert);
+  if (!config.is_mtp_head) return name;
+  constexpr std::string_view kOneLayer = "model.layers.0.";
+  const bool is_apart = config.mtp->names == MtpNames::kApart;
+  const std::string of_head = is_apart ? "mtp.layers.0." : fmt::format("model.layers.{}.", config.mtp->layer);
+  if (name.starts_with(kOneLayer)) return of_head + name.substr(kOneLayer.size());
+  if (is_apart) return slot == S::kFinalNorm ? "mtp.norm.weight" : name;
+  const char* own = next_layer_name(slot);
+  return own != nullptr ? of_head + own : name;
 }
 
 /// Rows that a vector has as a matrix in files; 0: it is a vector there, too.
@@ -322,7 +350,8 @@ bool is_bias(Block block) noexcept {
 bool is_bias(Slot slot) noexcept { return is_bias(row_of(slot).block); }
 bool is_stream_or_head_norm(Block block) noexcept {
   return block == Block::kInputNorm || block == Block::kPostNorm || block == Block::kQNorm || block == Block::kKNorm ||
-         block == Block::kAttentionOutNorm || block == Block::kMlpOutNorm || block == Block::kFinalNorm;
+         block == Block::kAttentionOutNorm || block == Block::kMlpOutNorm || block == Block::kFinalNorm ||
+         block == Block::kMtpEmbeddingNorm || block == Block::kMtpHiddenNorm;
 }
 
 std::optional<Block> lora_a_of(Block matrix) noexcept {
@@ -398,6 +427,7 @@ TensorTablePtr make_tensor_table(const ModelConfig& config, Shard shard) {
                       .expert = expert,
                       .shape = row.shape(config),
                       .block = row.block,
+                      .trainable = !config.is_mtp_head || (row.slot != Slot::kEmbedding && row.slot != Slot::kLmHead),
                       .num_parts = row.slot == Slot::kRouterBias ? kNumExactParts : 1,
                       .num_taps = row.slot == Slot::kLinearConv ? config.linear.num_taps : 0,
                       .num_stored_rows = stored_rows_of_vector(config, row.slot),

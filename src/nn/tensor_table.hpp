@@ -84,6 +84,10 @@ enum class Slot : std::uint8_t {
   // Of experts whose rows are narrower than the stream.
   kExpertsIn,
   kExpertsOut,
+  // Of heads for multi-token prediction (mtp_head.hpp).
+  kMtpEmbeddingNorm,
+  kMtpHiddenNorm,
+  kMtpProjection,
 };
 
 /// What ops compute with: one tensor, or several that share their columns and lie one below the other, so that one product serves all of
@@ -123,6 +127,9 @@ enum class Block : std::uint8_t {
   kSkip,
   kExpertsIn,
   kExpertsOut,
+  kMtpEmbeddingNorm,  ///< of heads for multi-token prediction
+  kMtpHiddenNorm,
+  kMtpProjection,  ///< of both, the embedding's columns first
   // Low-rank adapters: A of the tensors of a block lie together, as their inputs are the same; each tensor has a B of its own.
   kQkvLoraA,
   kOLoraA,
@@ -154,7 +161,7 @@ enum class Block : std::uint8_t {
   kExpertsInLoraB,
   kExpertsOutLoraB,
 };
-inline constexpr std::size_t kNumBlockKinds = 63;
+inline constexpr std::size_t kNumBlockKinds = 66;
 
 /// Elements [begin, end) of the array behind all masters, gradients or moments.
 struct ElementRange {
@@ -284,7 +291,7 @@ void check_shards(const ModelConfig& config, int size);
 ModelConfig config_of_shard(const ModelConfig& config, int size);
 
 /// The table of a decoder, in the fixed order embeddings, layers 0.., final norm, head; in a layer the experts one by one. A tied head is
-/// not listed.
+/// not listed. In that of a head for multi-token prediction what it shares with its model, embedding and head, is not trainable.
 TensorTablePtr make_tensor_table(const ModelConfig& config, Shard shard = {});
 /// Elements of that table's tensors without making it, which takes long with many experts: of all, and of the matrices that one token is
 /// multiplied with: the head's, a tied one too, and of the experts those that are active.

@@ -65,6 +65,14 @@ void fill_weights(Weights& weights, ops::OpContext& ctx, bool with_backward, con
   fill_weights(weights, ctx, with_backward, make, {0, weights.table->num_master_elements()});
 }
 
+/// Sets what a head for multi-token prediction does not have of its own.
+inline void share_with_model(Weights& head, const Weights& model) {
+  for (std::size_t i = 0; i < head.blocks.size(); ++i) {
+    const BlockSpec& spec = head.table->blocks()[i];
+    if (!spec.trainable) head.blocks[i] = model.blocks[model.table->find(spec.kind)];
+  }
+}
+
 /// Makes blocks as parts of one array of all values in the compute dtype, of which the vectors are there.
 class Slicer {
  public:

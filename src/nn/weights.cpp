@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "io/finite.hpp"
 #include "nn/exact_parts.hpp"
+#include "nn/mtp_head.hpp"
 #include "nn/peft.hpp"
 #include "nn/stored_weights.hpp"
 #include "nn/vision_tower.hpp"
@@ -426,6 +427,36 @@ WeightsPtr load_shared_weights(std::span<ops::OpContext* const> devices, const M
   return make_parts(devices, config, previous, [&](ops::OpContext& ctx, Shard shard, const WeightsPtr& former) {
     return read_weights(ctx, config, stored, shard, compute, version, former, /*with_backward=*/false);
   });
+}
+
+namespace {
+
+std::shared_ptr<Weights> start_mtp_head(ops::OpContext& ctx, const Weights& model) {
+  PRL_CHECK(model.others.empty(), "a head for multi-token prediction of a model on several devices");
+  const ModelConfig config = mtp_head_config(model.config);
+  const WeightsPtr rope_of(std::shared_ptr<void>(), &model);  // borrowed for its rotary tables
+  std::shared_ptr<Weights> head = start_weights(ctx, config, make_tensor_table(config), model.compute, model.version, rope_of);
+  head->vision = nullptr;
+  share_with_model(*head, model);
+  return head;
+}
+
+}  // namespace
+
+WeightsPtr load_mtp_head(ops::OpContext& ctx, const Weights& model, const std::filesystem::path& folder, bool with_backward) {
+  if (!model.config.mtp)
+    fail(ErrorCode::kInvalidArgument, "{}: a {} model without a head for multi-token prediction", folder.string(), model.config.model_type);
+  std::shared_ptr<Weights> head = start_mtp_head(ctx, model);
+  const io::SafetensorsFolder files = io::SafetensorsFolder::open(folder);
+  const std::vector<StoredTensor> stored = match_head_weights(files, head->config, *head->table);
+  fill_weights(*head, ctx, with_backward, StoredReader(ctx, *head->table, stored, model.compute, with_backward));
+  return head;
+}
+
+WeightsPtr make_mtp_head(ops::OpContext& ctx, const Parameters& parameters, const Weights& model, bool with_backward) {
+  std::shared_ptr<Weights> head = start_mtp_head(ctx, model);
+  fill_weights(*head, ctx, with_backward, Packer(ctx, parameters, model.compute, with_backward));
+  return head;
 }
 
 namespace {

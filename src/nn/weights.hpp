@@ -53,6 +53,9 @@ struct Weights {
   AdapterPtr adapter;               ///< of rows that name no other; nullptr for none
   /// Of models for text and images; nullptr: none. Frozen: no part of the table and of checksums, and what has none leaves the one there.
   std::shared_ptr<const VisionTower> vision;
+  /// A head for multi-token prediction (mtp_head.hpp); nullptr: none. No part of the table and of checksums, and what has none leaves the
+  /// one there.
+  WeightsPtr mtp;
   /// Of `blocks`, which all versions of an adapter share; nullptr: formed whenever it is asked for.
   std::shared_ptr<const struct WeightsChecksum> base_checksum;
   Shard shard = {};                ///< which part of each layer `blocks` has

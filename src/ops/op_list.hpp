@@ -38,6 +38,7 @@
   PRL_OP(edit_logits)               \
   PRL_OP(begin_sample)              \
   PRL_OP(embedding)                 \
+  PRL_OP(store_rows)                \
   PRL_OP(embedding_backward)        \
   PRL_OP(rms_norm)                  \
   PRL_OP(add_rms_norm)              \

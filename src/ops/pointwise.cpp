@@ -14,6 +14,14 @@ void embedding(OpContext& ctx, TensorView out_TH, ConstTensorView table_VH, cons
   table_entry(ctx, ctx.table->embedding, "embedding")(ctx, out_TH, table_VH, ids);
 }
 
+void store_rows(OpContext& ctx, TensorView to_SC, ConstTensorView rows_TC, ConstTensorView slot_T) {
+  ShapeCheck c("store_rows", ctx);
+  c.check("to", to_SC, "S C").check("rows", rows_TC, "T C").check("slots", slot_T, "T", DType::kI32);
+  c.floating("to", to_SC).same_dtype("rows", rows_TC.dtype, "to", to_SC.dtype).contiguous("slots", slot_T);
+  if (rows_TC.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->store_rows, "store_rows")(ctx, to_SC, rows_TC, slot_T);
+}
+
 void embedding_backward(OpContext& ctx, TensorView dtable_VH, ConstTensorView dout_TH, ConstTensorView ids_T) {
   ShapeCheck c("embedding_backward", ctx);
   c.check("dtable", dtable_VH, "V H", DType::kF32)

@@ -320,6 +320,21 @@ TEST_P(PointwiseTest, EmbeddingAndItsGradient) {
   EXPECT_THROW(embedding(s.ctx, out, table, TokenIds(s.ints({0, 1, 2, 3, -3}), s.ints({3, 0}))), Error);
 }
 
+TEST_P(PointwiseTest, RowsAreStoredInTheirSlots) {
+  Session s(kind());
+  const std::int64_t C = 70;
+  Tensor rows = s.random({4, C}, dtype(), 1), to = s.filled({6, C}, dtype(), 0.5f);
+  store_rows(s.ctx, to, rows, s.ints({5, -1, 0, 2}));
+  const std::vector<std::int64_t> row_of_slot{2, -1, 3, -1, -1, 0};
+  for (std::int64_t slot = 0; slot < 6; ++slot)
+    for (std::int64_t c = 0; c < C; ++c) {
+      const std::int64_t row = row_of_slot[static_cast<std::size_t>(slot)];
+      EXPECT_EQ(get(to, slot * C + c), row < 0 ? 0.5f : get(rows, row * C + c));
+    }
+  EXPECT_THROW(store_rows(s.ctx, to, rows, s.ints({5, 6, 0, 2})), Error);
+  EXPECT_THROW(store_rows(s.ctx, to, rows, s.ints({5, -2, 0, 2})), Error);
+}
+
 TEST_P(PointwiseTest, AddMayAliasAndCastRounds) {
   Session s(kind());
   Tensor a = s.random({5, 33}, dtype(), 1), b = s.random({5, 33}, dtype(), 2), want = s.poisoned({5, 33}, dtype());

@@ -41,6 +41,8 @@ struct SaveJob {
   const nn::Parameters* parameters = nullptr;
   nn::WeightsPtr adapted;  ///< of a run that trains an adapter: what is saved merged
   std::vector<io::NamedTensor> optimizer_state;
+  std::optional<MtpTraining::State> head;
+  const nn::Parameters* head_parameters = nullptr;  ///< that its masters lie in
 
   void run(const std::function<void()>& before_commit) const {
     // Everything is written under temporary names first. What is older goes last: a kill at any moment leaves a step that is whole.
@@ -60,6 +62,10 @@ struct SaveJob {
       io::CheckpointWriter writer(options.checkpoints, step, kTrainerUnit);
       io::save_tensors(writer.folder() / "model.safetensors", masters_of(*parameters), {{"format", "pt"}});
       io::save_tensors(writer.folder() / "optimizer.safetensors", optimizer_state, {{"type", progress.optimizer_type}});
+      if (head) {
+        io::save_tensors(writer.folder() / kMtpMastersFile, head->masters, {{"format", "pt"}});
+        io::save_tensors(writer.folder() / kMtpOptimizerFile, head->optimizer, {{"type", "adamw"}});
+      }
       write_file_atomic(writer.folder() / kProgressFile, to_json(progress));
       if (before_commit) before_commit();
       if (has_weights) publish_weights(fresh, weights);
@@ -80,7 +86,8 @@ struct SaveJob {
     }
   };
   void save_weights_into(const fs::path& folder) const {
-    if (adapted == nullptr) return nn::save_pretrained(*parameters, folder, weights_dtype, options.companions, options.max_shard_bytes);
+    if (adapted == nullptr)
+      return nn::save_pretrained(*parameters, folder, weights_dtype, options.companions, options.max_shard_bytes, head_parameters);
     nn::save_merged(adapted, folder, weights_dtype, options.companions, options.max_shard_bytes);
     if (!options.save_adapter) return;
     nn::make_model_folder(folder / kAdapterFolder,
@@ -182,6 +189,10 @@ void TrainerCheckpoints::save(std::int64_t step, TrainProgress progress, Policy&
   if (policy.options().lora) job->adapted = policy.weights();
   saver_.wait();
   last_saved_ = step;
+  if (MtpTraining* const head = policy.head(); head != nullptr) {
+    job->head = head->state(/*copies=*/options_.save_async);
+    job->head_parameters = options_.save_async ? job->head->owned.get() : &head->parameters();
+  }
   if (options_.save_async) {
     job->owned = copy_of(policy.parameters());
     job->parameters = job->owned.get();
@@ -324,6 +335,8 @@ TrainProgress load_state(const fs::path& checkpoints, std::int64_t step, const R
     optimizer.load_state(files);
     optimizer.restore_num_steps(progress.num_optimizer_steps);
   }
+  if (MtpTraining* head = policy.head(); head != nullptr && !head->load(folder, progress.num_optimizer_steps, !resume.skip_optimizer))
+    log::warning("[ckpt] {} has no head for multi-token prediction: its training begins anew", folder.string());
   if (resume.skip_scheduler)
     gradient_step.restart_schedule(progress.step);
   else

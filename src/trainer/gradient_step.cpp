@@ -208,6 +208,8 @@ GradientStep::GradientStep(Policy& policy, GradientStepOptions options)
   if (options_.mesh == nullptr && options_.num_replicas != 1)
     fail(ErrorCode::kInvalidArgument, "model.dp_replicate: {} copies of the state on one rank; use 1, or more trainer ranks",
          options_.num_replicas);
+  if (policy_.head() != nullptr && (ranks().size() > 1 || options_.cut.num_leaves > 1))
+    fail(ErrorCode::kNotImplemented, "model.mtp: a head is trained on one rank, on whole rows (model.cp and model.leaves_per_row of 1)");
   if (options_.mesh == nullptr && options_.cut.num_ranks != 1)
     fail(ErrorCode::kInvalidArgument, "model.cp: {} devices to a row on one rank; use 1, or more trainer ranks", options_.cut.num_ranks);
 }
@@ -355,6 +357,7 @@ bool GradientStep::add_gradients(std::span<const wire::MicroBatch> rows, std::ve
     counts += own;
     if (own.micro_batches > 0) leaves.push_back(i);  // any other row would add nothing
   }
+  if (policy_.head() != nullptr) policy_.head()->start_step();
   result.loss = result.flops = 0;
   result.num_tokens = 0;
   result.pool = {};
@@ -465,6 +468,7 @@ GradientStepResult GradientStep::run_on_ranks(std::span<const wire::MicroBatch> 
   if (max_norm) result.grad_norm = norm;
   result.zero_grad_ratio = among_shards(
       [&](comm::Communicator& group) { return zero_grad_ratio(policy_.context(), policy_.parameters(), own_grads, shard_->plan, group); });
+  if (policy_.head() != nullptr) result.head = policy_.head()->step();
   result.lr_used = schedule_.at(num_scheduled_);
   update_weights(own_grads, clip_scale(norm, max_norm), result.lr_used, version);
   result.lr_next = schedule_.at(++num_scheduled_);

@@ -60,8 +60,9 @@ struct GradientStepResult {
   std::int64_t num_tokens = 0;           ///< in all rows, padding included
   std::int64_t num_non_finite_rows = 0;  ///< left out of the loss, the gradient and the token counts that divide them
   double forward_backward_s = 0, optimizer_s = 0;
-  double flops = 0;  ///< of forward and backward over the rows that were trained (training_flops)
-  MetricPool pool;   ///< per-token and per-sequence metrics, and "loss" per row
+  double flops = 0;                             ///< of forward and backward over the rows that were trained (training_flops)
+  std::optional<MtpTraining::StepResult> head;  ///< of the head that is trained beside the policy
+  MetricPool pool;                              ///< per-token and per-sequence metrics, and "loss" per row
 };
 
 /// Floating-point operations that forward and backward over a row need: 6 per matrix weight and token, for the head per token that is a

@@ -17,6 +17,8 @@ constexpr MetricInfo kShared[] = {
      true},
     {"routing_confidence", "1", "probability that the router gives the experts that a token is sent to, per layer and row", true},
     {"replayed_tokens", "1", "share of tokens that were trained with the experts that they were sampled with (enable_router_replay)"},
+    {"mtp/loss", "nats", "cross entropy of the token after the next one, of the head that is trained beside the policy (model.mtp)"},
+    {"mtp/grad_norm", "1", "L2 norm of that head's gradient, before it is cut to 1"},
     {"perf/throughput", "tokens/s", "trained tokens per second"},
     {"perf/throughput_per_gpu", "tokens/s", "the same per device"},
     {"perf/mfu", "%", "share of the machine's measured peak that forward and backward reached"},

@@ -7,6 +7,7 @@
 #include "base/files.hpp"
 #include "base/log.hpp"
 #include "base/rng.hpp"
+#include "nn/mtp_head.hpp"
 #include "nn/peft.hpp"
 #include "ops/pointwise.hpp"
 #include "trainer/expert_group.hpp"
@@ -20,6 +21,11 @@ nn::ModelConfig model_config(const PolicyOptions& options) {
     return *options.shape;
   }
   nn::ModelConfig config = nn::load_model_config(options.model, {.has_eight_bit_weights = options.has_eight_bit_weights});
+  if (options.mtp && options.mtp->init && !config.mtp && !config.has_single_parts) config.mtp = nn::MtpConfig{};
+  if (options.mtp && !config.mtp)
+    fail(ErrorCode::kInvalidArgument,
+         "model.mtp is set, and {} has no head for multi-token prediction that this build computes; model.mtp.init makes one",
+         options.model.string());
   if (options.num_layers) {
     if (!options.random_init)
       fail(ErrorCode::kInvalidArgument, "[model] debug.num_layers cuts the model, so it needs debug.random_init = true");
@@ -77,6 +83,12 @@ nn::WeightsPtr with_tower(nn::WeightsPtr weights, const nn::VisionTowerPtr& towe
   return seeing;
 }
 
+/// The weights with the frozen tower and with the head that is trained, if there are any.
+nn::WeightsPtr with_others(nn::WeightsPtr weights, const nn::VisionTowerPtr& tower, const MtpTraining* head) {
+  weights = with_tower(std::move(weights), tower);
+  return head == nullptr ? weights : nn::with_mtp_head(weights, head->weights_of(*weights));
+}
+
 DType adapter_dtype(const PolicyOptions& options) noexcept { return options.adapter_dtype.value_or(options.compute); }
 
 }  // namespace
@@ -119,6 +131,11 @@ Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, std::shared_ptr<ops::OpSe
     fail(ErrorCode::kNotImplemented, "model.lora.dtype: adapters in float32 beside a bfloat16 model whose masters lie elsewhere");
   if (options_.takes_images && tower == nullptr) tower = load_tower(context(), options_, config());
   images_ = std::make_unique<RowImages>(context(), std::move(tower));
+  if (options_.mtp) {
+    if (options_.lora || options_.gathers_layers || !has_masters_at_hand() || options_.share.num_ranks > 1)
+      fail(ErrorCode::kNotImplemented, "model.mtp: a head is trained beside a policy whose masters are whole on one device");
+    head_ = std::make_unique<MtpTraining>(context(), config(), *options_.mtp, options_.seed);
+  }
   if (options_.lora && base_ == nullptr) base_ = with_checksum(context(), initial_weights());
   if (options_.freezes_routers) {
     if (config().num_experts == 0) log::warning("model.freeze_moe_router has no effect: a {} model has no routers", config().model_type);
@@ -185,7 +202,7 @@ nn::WeightsPtr Policy::initial_weights() {
     all.init_random(options_.seed);
     weights = nn::make_weights(context(), all, options_.compute, start, true, nullptr);
   }
-  return with_tower(std::move(weights), images_->tower());
+  return with_others(std::move(weights), images_->tower(), head_.get());
 }
 
 void Policy::fill_initial(nn::Parameters& parameters) const {
@@ -213,9 +230,18 @@ void Policy::load_initial() {
   late_.reset();
   fill_initial(parameters_);
   gathered_ = {};
-  if (layered_ != nullptr) return fill_outside_of_layers();
-  if (has_masters_at_hand()) return refresh(PolicyVersion{0});
-  if (options_.lora) {
+  if (layered_ == nullptr && has_masters_at_hand()) return refresh(PolicyVersion{0});
+  if (layered_ != nullptr) {  // what lies outside of layers
+    std::vector<nn::ElementRange> ranges;
+    for (const nn::GradSection& section : layered_->outside()) ranges.push_back(section.range);
+    std::ranges::sort(ranges, {}, &nn::ElementRange::begin);
+    nn::Parameters outside(runtime_, config(), parameters_.table(), nn::ElementRanges(ranges));
+    fill_initial(outside);
+    for (std::size_t i = 0; i < layered_->outside().size(); ++i)
+      ops::cast(context(), layered_->outside_values(i), outside.values_in(layered_->outside()[i].range));
+    layered_->renew(PolicyVersion{0});
+    weights_ = layered_->weights();
+  } else if (options_.lora) {
     nn::Parameters all(runtime_, config(), parameters_.table());
     fill_initial(all);
     weights_ =
@@ -223,18 +249,6 @@ void Policy::load_initial() {
   } else {
     weights_ = initial_weights();
   }
-}
-
-void Policy::fill_outside_of_layers() {
-  std::vector<nn::ElementRange> ranges;
-  for (const nn::GradSection& section : layered_->outside()) ranges.push_back(section.range);
-  std::ranges::sort(ranges, {}, &nn::ElementRange::begin);
-  nn::Parameters outside(runtime_, config(), parameters_.table(), nn::ElementRanges(ranges));
-  fill_initial(outside);
-  for (std::size_t i = 0; i < layered_->outside().size(); ++i)
-    ops::cast(context(), layered_->outside_values(i), outside.values_in(layered_->outside()[i].range));
-  layered_->renew(PolicyVersion{0});
-  weights_ = layered_->weights();
 }
 
 void Policy::gather_values(bool asks) {
@@ -251,7 +265,8 @@ void Policy::save(const std::filesystem::path& folder, const nn::Companions& com
     nn::save_model_folder(config(), nn::flat_sources(*parameters_.table(), gathered_), folder, options_.compute, companions,
                           max_shard_bytes);
   else if (parameters_.holds_all() && !config().has_eight_bit_weights)  // else what is computed with is saved, not the masters
-    nn::save_pretrained(parameters_, folder, options_.compute, companions, max_shard_bytes);
+    nn::save_pretrained(parameters_, folder, options_.compute, companions, max_shard_bytes,
+                        head_ != nullptr ? &head_->parameters() : nullptr);
   else
     nn::save_merged(weights(), folder, options_.compute, companions, max_shard_bytes);
 }
@@ -305,8 +320,8 @@ void Policy::refresh(PolicyVersion version, nn::LateValues rounded) {
                                             has_masters_at_hand() ? Tensor() : rounded.values),
                           images_->tower());
   } else {
-    weights_ =
-        with_tower(nn::make_weights(context(), parameters_, options_.compute, version, true, weights_, rounded.values), images_->tower());
+    weights_ = with_others(nn::make_weights(context(), parameters_, options_.compute, version, true, weights_, rounded.values),
+                           images_->tower(), head_.get());
   }
   late_ = std::move(late);
 }
@@ -368,6 +383,7 @@ nn::TokenStats Policy::forward(const wire::MicroBatch& row, std::span<const std:
     nn::PackedBatch batch{
         .ids_T = row.input_ids, .positions_T = row.position_ids, .cu_seqlens = cu, .dropout_seed = seed, .experts_LTK = experts};
     images_->add(row, batch);
+    if (head_ != nullptr) head_->read_row(row, targets_T);
     return model_->forward(weights_, batch, targets_T, row.temperatures);
   }
   // Filled up by a sequence of which no token is a target, so that all leaves have as many tokens.
@@ -399,7 +415,11 @@ nn::TokenStats Policy::forward(const wire::MicroBatch& row, std::span<const std:
 }
 
 void Policy::backward(std::span<const float> dlogp_T) {
-  if (cut_.num_leaves == 1) return model_->backward(dlogp_T);
+  if (cut_.num_leaves == 1) {
+    model_->backward(dlogp_T);
+    if (head_ != nullptr) head_->add_row(weights_, model_->hidden());
+    return;
+  }
   std::vector<float> padded(dlogp_T.begin(), dlogp_T.end());
   padded.resize(static_cast<std::size_t>(cut_.padded(num_row_tokens_)), 0.0f);
   const std::size_t part = padded.size() / static_cast<std::size_t>(cut_.num_ranks);

@@ -14,6 +14,7 @@
 #include "nn/layered_weights.hpp"
 #include "ops/context.hpp"
 #include "trainer/context_group.hpp"
+#include "trainer/mtp_training.hpp"
 #include "trainer/row_images.hpp"
 #include "trainer/shard_plan.hpp"
 #include "weights/manifest.hpp"
@@ -52,6 +53,7 @@ struct PolicyOptions {
   bool freezes_routers = false;               ///< routers of experts are not trained, as they never are with lora
   bool replays_routes = false;                ///< tokens of rows take the experts that the rows say (MicroBatch::routed_experts)
   bool balances_routes = false;              ///< token t of a row takes experts t * K to t * K + K - 1, modulo their number, in every layer
+  std::optional<MtpTrainingOptions> mtp{};   ///< a head for multi-token prediction is trained beside the policy
   bool takes_images = false;                 ///< the vision tower is loaded, frozen, and rows may have images
   std::shared_ptr<HostLink> masters_host{};  ///< masters live in host memory and visit the device when they are stepped
 };
@@ -122,6 +124,8 @@ class Policy {
   /// Forward with a tape over one row, predicting targets_T (-1: nothing), then backward once.
   nn::TokenStats forward(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T);
   void backward(std::span<const float> dlogp_T);
+  /// What trains the head beside the policy, which backward() adds its row to; nullptr: none is trained.
+  MtpTraining* head() noexcept { return head_.get(); }
   /// How rows are cut from now on, and who shares them: forward() then gives the values of the whole row at each rank that does, and
   /// backward() takes them. `group` is borrowed; nullptr: this rank has whole rows. Error{kInvalidArgument} (check_row_cut).
   void share_rows(const RowCut& cut, ContextGroup* group);
@@ -142,7 +146,6 @@ class Policy {
   nn::WeightsPtr initial_weights();
   /// The held part of the masters at first.
   void fill_initial(nn::Parameters& parameters) const;
-  void fill_outside_of_layers();
 
   PolicyOptions options_;
   std::shared_ptr<DeviceRuntime> runtime_;
@@ -157,6 +160,7 @@ class Policy {
   bool shares_base_ = false;
   nn::WeightsPtr weights_;
   std::unique_ptr<RowImages> images_;
+  std::unique_ptr<MtpTraining> head_;
   std::unique_ptr<nn::LateWeights> late_;  ///< if those are late, or were
   std::unique_ptr<nn::LayeredWeights> layered_;
   Tensor gathered_;  ///< gather_values()

@@ -53,6 +53,10 @@ void put_step_metrics(monitor::Metrics& metrics, const GradientStepResult& resul
     if (!result.pool.values(name).empty()) metrics[std::string(name) + "/mean"] = result.pool.mean(name);
   if (result.grad_norm) metrics["optim/grad_norm"] = *result.grad_norm;
   if (result.zero_grad_ratio) metrics["optim/zero_grad_ratio"] = *result.zero_grad_ratio;
+  if (result.head && result.head->num_tokens > 0) {
+    metrics["mtp/loss"] = result.head->loss;
+    metrics["mtp/grad_norm"] = result.head->grad_norm;
+  }
   metrics["perf/peak_memory"] = static_cast<double>(runtime.peak_bytes()) / kGiB;
   metrics["time/forward_backward"] = result.forward_backward_s;
   metrics["time/optimizer"] = result.optimizer_s;

@@ -75,8 +75,7 @@ nn::WeightFileOptions SharedSave::file_options() const {
 std::vector<nn::WeightSource> SharedSave::copy_layers(nn::LayeredWeights& layered) const {
   std::vector<nn::WeightSource> sources = nn::flat_sources(*table_, {});  // who writes what follows from their shapes
   std::vector<nn::WeightSource> all = sources;
-  if (const auto& vision = weights_->config.vision)
-    for (nn::WeightSource& of_tower : nn::tower_sources(*vision)) all.push_back(std::move(of_tower));
+  for (nn::WeightSource& other : nn::other_sources(weights_->config)) all.push_back(std::move(other));
   const std::vector<bool> is_mine = nn::sources_of_writer(all, file_options());
   layered.for_each_section([&](const nn::GradSection& section, const Tensor& values) {
     Tensor copy;

@@ -62,12 +62,14 @@ const Family kDeepseekV3Family{.model_type = "deepseek_v3",
                                .configure = configure_deepseek_v3,
                                .describe = describe_deepseek_v3,
                                .max_position = 4096,
+                               .mtp = MtpNames::kNextLayer,
                                .has_latent_attention = true};
 const Family kKimiK2Family{.model_type = "kimi_k2",
                            .architecture = "DeepseekV3ForCausalLM",
                            .configure = configure_deepseek_v3,
                            .describe = describe_deepseek_v3,
                            .max_position = 4096,
+                           .mtp = MtpNames::kNextLayer,
                            .has_latent_attention = true};
 const Family kGlm4MoeLiteFamily{.model_type = "glm4_moe_lite",
                                 .architecture = "Glm4MoeLiteForCausalLM",
@@ -75,6 +77,7 @@ const Family kGlm4MoeLiteFamily{.model_type = "glm4_moe_lite",
                                 .describe = describe_glm4_moe_lite,
                                 .rms_norm_eps = 1e-5,
                                 .max_position = 202752,
+                                .mtp = MtpNames::kNextLayer,
                                 .has_latent_attention = true};
 
 }  // namespace prl::nn

@@ -41,9 +41,12 @@ struct Family {
   bool has_layer_ropes = false;           ///< rotary parameters by type of layer: those of full attention may be scaled
   std::string_view multimodal_type = {};  ///< model_type of files that hold such a model as "text_config" beside others, if there are any
   bool has_vision_tower = false;          ///< files of that type may have a vision tower that read_vision() reads
-  bool drops_mtp = false;                 ///< tensors "mtp.*" for multi-token prediction, which files may hold, are left out
-  bool has_dense_mlps = true;             ///< `intermediate_size` says their width; else all layers have experts
-  bool has_latent_attention = false;      ///< keys have as many heads as queries
+  bool drops_mtp = false;                 ///< files may hold tensors "mtp.*" for multi-token prediction, which are no part of the model
+  /// How heads for multi-token prediction are named that this build computes; nullopt: "mtp.*" where config.json has
+  /// `mtp_num_hidden_layers`, else none. Those of files that have others are left out.
+  std::optional<MtpNames> mtp = {};
+  bool has_dense_mlps = true;         ///< `intermediate_size` says their width; else all layers have experts
+  bool has_latent_attention = false;  ///< keys have as many heads as queries
   /// Of families whose config.json says the number of layers by what each of them is; nullptr: by `num_hidden_layers`.
   std::int64_t (*count_layers)(const ConfigReader& reader) = nullptr;
   bool has_mxfp4 = false;  ///< experts in blocks of 4-bit numbers, which are read as what they stand for
@@ -119,6 +122,9 @@ inline constexpr std::string_view kTowerPrefix = "model.visual.";
 /// Sets `vision` if config.json of a model for text and images, `whole`, describes a tower and the folder's files have one. `text`: of
 /// its part for text. Error{kCorrupt|kNotImplemented} names the key of what is not read.
 void read_vision(const ConfigReader& whole, const ConfigReader& text, const std::filesystem::path& folder, ModelConfig& config);
+
+/// Sets `mtp` if the folder's files have a head that this build computes.
+void read_mtp(const ConfigReader& reader, const Family& family, const std::filesystem::path& folder, ModelConfig& config);
 
 inline constexpr const char* kQuantization = "quantization_config";
 /// Sets `fp8` where the key says how files are quantised: "fp8" and, as "float-quantized", "compressed-tensors" of every family, "mxfp4" of

@@ -75,6 +75,7 @@ const Family kGlm4MoeFamily{.model_type = "glm4_moe",
                             .configure = configure_glm4_moe,
                             .describe = describe_glm4_moe,
                             .partial_rotary_factor = 0.5,
-                            .rotates_parts = true};
+                            .rotates_parts = true,
+                            .mtp = MtpNames::kNextLayer};
 
 }  // namespace prl::nn

@@ -74,6 +74,7 @@ const Family kQwen35Family{.model_type = "qwen3_5_text",
                            .rotates_parts = true,
                            .multimodal_type = "qwen3_5",
                            .has_vision_tower = true,
-                           .drops_mtp = true};
+                           .drops_mtp = true,
+                           .mtp = MtpNames::kApart};
 
 }  // namespace prl::nn

@@ -37,6 +37,7 @@ const Family kQwen35MoeFamily{.model_type = "qwen3_5_moe_text",
                               .multimodal_type = "qwen3_5_moe",
                               .has_vision_tower = true,
                               .drops_mtp = true,
+                              .mtp = MtpNames::kApart,
                               .has_dense_mlps = false};
 
 }  // namespace prl::nn

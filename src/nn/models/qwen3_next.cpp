@@ -31,6 +31,7 @@ const Family kQwen3NextFamily{.model_type = "qwen3_next",
                               .max_position = 32768,
                               .num_kv_heads = 2,
                               .rotates_parts = true,
-                              .drops_mtp = true};
+                              .drops_mtp = true,
+                              .mtp = MtpNames::kApart};
 
 }  // namespace prl::nn

@@ -74,6 +74,19 @@ void embedding(OpContext& ctx, TensorView out_TH, ConstTensorView table_VH, cons
   });
 }
 
+void store_rows(OpContext& ctx, TensorView to_SC, ConstTensorView rows_TC, ConstTensorView slot_T) {
+  const std::int64_t S = to_SC.shape.num_rows(), C = to_SC.shape.num_cols();
+  const auto* const slots = slot_T.as<std::int32_t>();
+  for (std::int64_t t = 0; t < rows_TC.shape.num_rows(); ++t)
+    if (slots[t] < -1 || slots[t] >= S)
+      fail(ErrorCode::kInvalidArgument, "[store_rows] slot {} of row {}, wanted -1 to {}", slots[t], t, S - 1);
+  parallel_rows(ctx, rows_TC.shape.num_rows(), C, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t)
+      if (slots[t] >= 0)
+        __builtin_memcpy(row_bytes(to_SC, slots[t]), row_bytes(rows_TC, t), static_cast<std::size_t>(C * bytes_of(to_SC.dtype)));
+  });
+}
+
 void embedding_backward(OpContext& ctx, TensorView dtable_VH, ConstTensorView dout_TH, ConstTensorView ids_T) {
   check_ids("embedding_backward", ids_T, dtable_VH.shape.num_rows());
   constexpr std::int64_t kCols = 64;

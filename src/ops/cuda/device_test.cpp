@@ -605,6 +605,19 @@ TEST(CudaOps, EmbeddingGradientOfFrequentTokens) {
   EXPECT_TRUE(same_bits(s.to_cpu(got), want)) << "sums run in token order on both sides";
 }
 
+TEST(CudaOps, RowsAreStoredInTheirSlotsAsOnTheCpu) {
+  Sides s;
+  for (const std::int64_t C : {264, 70, 33})
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      const Tensor rows = s.random({3, C}, dtype, 1);
+      Tensor want = s.filled({5, C}, dtype, 0.25f), got = s.to_gpu(want), slots = Tensor::empty(s.cpu_runtime, {3}, DType::kI32);
+      slots.as<std::int32_t>()[0] = 4, slots.as<std::int32_t>()[1] = -1, slots.as<std::int32_t>()[2] = 1;
+      store_rows(s.cpu, want, rows, slots);
+      store_rows(s.gpu, got, s.to_gpu(rows), s.to_gpu(slots));
+      EXPECT_TRUE(same_bits(s.to_cpu(got), want)) << C;
+    }
+}
+
 /// Same seeds, same logits: the same tokens as the CPU draws, truncated or not.
 TEST(CudaSample, DrawsTheTokensOfTheCpu) {
   Sides s;

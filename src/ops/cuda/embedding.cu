@@ -32,6 +32,21 @@ __global__ void __launch_bounds__(kEmbeddingBlock)
   let_next_begin();
 }
 
+/// One block per row, as embedding_kernel the other way round. A slot outside of the table is left out.
+template <typename Piece>
+__global__ void __launch_bounds__(kEmbeddingBlock)
+    store_rows_kernel(char* to, const char* rows, const std::int32_t* slots, std::int64_t num_slots, std::int64_t to_stride,
+                      std::int64_t row_stride, int pieces) {
+  wait_for_previous();
+  const std::int64_t t = blockIdx.x;
+  if (const std::int32_t slot = slots[t]; slot >= 0 && slot < num_slots) {
+    auto* out = reinterpret_cast<Piece*>(to + slot * to_stride);
+    const auto* from = reinterpret_cast<const Piece*>(rows + t * row_stride);
+    for (int i = static_cast<int>(threadIdx.x); i < pieces; i += static_cast<int>(blockDim.x)) out[i] = from[i];
+  }
+  let_next_begin();
+}
+
 // Where each id occurs: integers, so the order of the atomics leaves no trace.
 __global__ void clear_kernel(Occurrences o, std::int64_t num_rows) {
   const std::int64_t v = static_cast<std::int64_t>(blockIdx.x) * kEmbeddingBlock + threadIdx.x;
@@ -145,6 +160,29 @@ void add_to_rows(OpContext& ctx, TensorView table_VH, ConstTensorView rows_TH, C
                                                                                      table_VH.row_stride, rows_TH.row_stride, factors);
     });
   });
+  PRL_CUDA_CHECK(cudaGetLastError());
+}
+
+void store_rows(OpContext& ctx, TensorView to_SC, ConstTensorView rows_TC, ConstTensorView slot_T) {
+  const std::int64_t T = rows_TC.shape.num_rows(), S = to_SC.shape.num_rows();
+  const auto size = static_cast<std::int64_t>(size_of(to_SC.dtype));
+  const std::int64_t row_bytes = rows_TC.shape.num_cols() * size, to_stride = to_SC.row_stride * size,
+                     row_stride = rows_TC.row_stride * size;
+  const auto launch = [&](auto piece) {
+    using Piece = decltype(piece);
+    const auto pieces = static_cast<int>(row_bytes / static_cast<std::int64_t>(sizeof(Piece)));
+    const auto threads = static_cast<unsigned>(std::min<std::int64_t>(kEmbeddingBlock, round_up(pieces, kWarp)));
+    launch_chained(stream_of(ctx), store_rows_kernel<Piece>, dim3(static_cast<unsigned>(T)), dim3(threads), 0, to_SC.as<char>(),
+                   rows_TC.as<char>(), slot_T.as<std::int32_t>(), S, to_stride, row_stride, pieces);
+  };
+  const bool wide =
+      is_aligned(to_SC.data, 16) && is_aligned(rows_TC.data, 16) && row_bytes % 16 == 0 && to_stride % 16 == 0 && row_stride % 16 == 0;
+  if (wide)
+    launch(uint4{});
+  else if (size == 2)
+    launch(std::uint16_t{});
+  else
+    launch(std::uint32_t{});
   PRL_CUDA_CHECK(cudaGetLastError());
 }
 
