@@ -395,5 +395,16 @@ TEST_F(Gates, AModelWithStatesIsRefusedByName) {
   }
 }
 
+TEST(Listener, APortThatIsTakenIsToldWithItsKey) {
+  const Listener first("127.0.0.1", 0);
+  try {
+    const Listener second("127.0.0.1", first.port());
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), ::testing::StartsWith("kv_transfer.port: cannot listen on 127.0.0.1:")) << error.what();
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("listens there")) << error.what();
+  }
+}
+
 }  // namespace
 }  // namespace prl::transfer
