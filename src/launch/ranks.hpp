@@ -60,8 +60,8 @@ void tell_failure(const RankEnv& env, std::string_view reason) noexcept;
 /// At the others: true if there is nothing left to do. PeerLost if rank 0 failed or says nothing within `timeout`.
 bool wait_for_start(const RankEnv& env, std::chrono::milliseconds timeout);
 
-/// While it lives, a stop ends the process with status 130 unless the ranks have met within `grace`. They wait for each other, for minutes if
-/// somebody does not come, and for the launcher that keeps their store, which may be gone; and none of them has anything to save yet.
+/// While it lives, a stop ends the process with status 130 unless the ranks have met within `grace`. They wait for each other, for minutes
+/// if somebody does not come, and for the launcher that keeps their store, which may be gone; and none of them has anything to save yet.
 class StopWhileMeeting {
  public:
   explicit StopWhileMeeting(std::stop_token stop, std::chrono::milliseconds grace = std::chrono::seconds(4));

@@ -287,7 +287,8 @@ TEST(OrchestratorState, SavesAndLoadsExactly) {
   auto other = std::make_shared<wire::ImagePixels>(*pixels);
   other->rgb[0] = 7;
   for (const auto& picture : {pixels, other}) picture->hash = wire::hash_of(*picture);
-  state.queue[0].samples[0].images = {{.pixels = other, .first = 0, .rows = 1, .cols = 1}, {.pixels = pixels, .first = 2, .rows = 1, .cols = 1}};
+  state.queue[0].samples[0].images = {{.pixels = other, .first = 0, .rows = 1, .cols = 1},
+                                      {.pixels = pixels, .first = 2, .rows = 1, .cols = 1}};
   state.queue[1].samples[0].images = {{.pixels = pixels, .first = 1, .rows = 1, .cols = 1}};
   state.queue[1].samples[0].versions = {-1, -1, 6, 7};
   save_state(folder, state, envs);

@@ -68,7 +68,8 @@ std::vector<wire::PromptImage> places_from_json(const json::value& value, const 
   for (const json::value& item : value.as_array()) {
     const json::array& place = item.as_array();
     const auto number = [&](std::size_t i) { return place.at(i).to_number<std::int64_t>(); };
-    images.push_back({.pixels = pictures.at(static_cast<std::size_t>(number(0))), .first = number(1), .rows = number(2), .cols = number(3)});
+    images.push_back(
+        {.pixels = pictures.at(static_cast<std::size_t>(number(0))), .first = number(1), .rows = number(2), .cols = number(3)});
   }
   return images;
 }
