@@ -102,6 +102,8 @@ int run_saving_role(const config::ParsedCommand& parsed, const char* lock_name, 
   bool prepares = false;
   if (!launch::is_folder_prepared(config.output_dir)) {
     const launch::RankEnv rank = launch::rank_env();
+    std::optional<launch::StopWhileMeeting> watch;
+    if (rank.size > 1) watch.emplace(stop.token());
     // A first rank that died before all had met is started again: its folder is ready, and the others may have begun.
     if (rank.is_first() && !launch::was_start_told(rank)) {
       try {

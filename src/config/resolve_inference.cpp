@@ -127,9 +127,16 @@ void check_drafts(const SpeculativeConfig& drafts, const Check& check) {
 
 void check_routing(const RoutingConfig& routing, const std::string& prefix, const Check& check) {
   if (routing.policy == RouterPolicy::kCacheAware) return;
-  for (const char* key : {"cache_threshold", "balance_abs_threshold", "balance_rel_threshold", "max_tree_size"})
-    if (check.is_set(prefix + key))
+  // By its value: a configuration that a run wrote for its roles sets every key.
+  const RoutingConfig usual;
+  const auto warn_of = [&](const char* key, bool is_set) {
+    if (is_set)
       check.warn(prefix + key, fmt::format("has no effect: {}policy is {}, and it is of cache_aware", prefix, enum_name(routing.policy)));
+  };
+  warn_of("cache_threshold", routing.cache_threshold != usual.cache_threshold);
+  warn_of("balance_abs_threshold", routing.balance_abs_threshold != usual.balance_abs_threshold);
+  warn_of("balance_rel_threshold", routing.balance_rel_threshold != usual.balance_rel_threshold);
+  warn_of("max_tree_size", routing.max_tree_size != usual.max_tree_size);
 }
 
 void check_quantization(const InferenceModelConfig& model, const Check& check) {

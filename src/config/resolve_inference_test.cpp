@@ -61,6 +61,9 @@ TEST(ResolveInference, RoutersSpreadRequestsByThePoliciesThatOursHas) {
   const auto unused = load_line<RouterToolConfig>("router --policy random --cache-threshold 0.5");
   ASSERT_THAT(unused.warnings, ::testing::SizeIs(1));
   EXPECT_THAT(unused.warnings.front(), HasSubstr("policy is random"));
+  // As a run writes the configurations of its roles, with every key.
+  EXPECT_THAT(load_line<RouterToolConfig>("router --cache-threshold 0.3 --balance-abs-threshold 64 --max-tree-size 67108864").warnings,
+              IsEmpty());
   EXPECT_THAT(error_of<RouterToolConfig>("router --policy cache_aware --cache-threshold 1.5"), HasSubstr("cache_threshold"));
   EXPECT_THAT(error_of<InferenceConfig>(line + "--router.policy rendezvous"), HasSubstr("router.policy"));
   EXPECT_TRUE(is_not_built(load_line<InferenceConfig>("inference --model.name m --router.type llm-d").not_built, "a router of llm-d"));

@@ -116,7 +116,6 @@ using WeightBroadcast = std::variant<FilesystemBroadcast, LocalBroadcast, NcclBr
 /// Values of client.extra_headers_from_state.
 inline constexpr std::array<std::string_view, 4> kRolloutStateFields{"trajectory_id", "example_id", "rollout_idx", "task"};
 
-/// An OpenAI-compatible server and how to reach it.
 /// How a router in front of several engines spreads requests, under the names of vllm-router.
 enum class RouterPolicy { kConsistentHash, kRoundRobin, kRandom, kCacheAware, kPowerOfTwo };
 std::span<const EnumEntry> enum_entries(RouterPolicy);
@@ -160,6 +159,7 @@ struct PrefillConfig {
   }
 };
 
+/// An OpenAI-compatible server and how to reach it.
 struct ClientConfig {
   std::vector<std::string> base_url = {"http://localhost:8000/v1"};
   std::string api_key_var = "VLLM_API_KEY";

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/rng.hpp"
 #include "engine/memory.hpp"
 
 namespace prl::engine {
@@ -12,6 +13,13 @@ namespace {
 constexpr std::int64_t kMostRead = 16;
 /// No draft is worth its row below this chance: the rate of the latest guesses is not known well enough.
 constexpr double kLeastChance = 0.25;
+
+/// Of the pictures of a prompt in their order; 0 if there are none. Where they stand, the tokens say.
+std::uint64_t hash_of_pictures(std::span<const wire::PromptImage> images) noexcept {
+  std::uint64_t hash = 0;
+  for (const wire::PromptImage& image : images) hash = mix_seed(mix_seed(hash, image.pixels->hash[0]), image.pixels->hash[1]);
+  return hash;
+}
 
 }  // namespace
 
@@ -142,7 +150,8 @@ void DraftPlanner::append(const PlanRow& row, std::int64_t num_tokens) {
   }
   if (sequence.draft.group == nullptr && sequence.num_output_tokens() == num_tokens)
     source_.open(sequence.draft,
-                 {tokens.first(static_cast<std::size_t>(sequence.num_prompt_tokens)), request.adapter_key().id, request.cache_salt});
+                 {tokens.first(static_cast<std::size_t>(sequence.num_prompt_tokens)), request.adapter_key().id, request.cache_salt,
+                  hash_of_pictures(request.images)});
   for (const std::int32_t token : tokens.last(static_cast<std::size_t>(num_tokens))) source_.append(sequence.draft, token);
 }
 

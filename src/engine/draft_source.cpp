@@ -23,7 +23,7 @@ std::uint64_t mix(std::uint64_t hash, std::uint64_t value) noexcept {
 }
 
 std::uint64_t hash_of(const DraftScope& scope) noexcept {
-  std::uint64_t hash = mix(scope.adapter, scope.prompt.size());
+  std::uint64_t hash = mix(mix(scope.adapter, scope.pictures), scope.prompt.size());
   for (const char c : scope.cache_salt) hash = mix(hash, static_cast<unsigned char>(c));
   hash = mix(hash, scope.cache_salt.size());
   for (const std::int32_t token : scope.prompt) hash = mix(hash, static_cast<std::uint32_t>(token));
@@ -33,10 +33,10 @@ std::uint64_t hash_of(const DraftScope& scope) noexcept {
 }  // namespace
 
 DraftGroup::DraftGroup(const DraftScope& scope, const DraftOptions& options)
-    : texts(scope.prompt, options.min_ngram, options.max_ngram), adapter(scope.adapter), cache_salt(scope.cache_salt) {}
+    : texts(scope.prompt, options.min_ngram, options.max_ngram), adapter(scope.adapter), cache_salt(scope.cache_salt), pictures(scope.pictures) {}
 
 bool DraftGroup::is_of(const DraftScope& scope) const noexcept {
-  return adapter == scope.adapter && cache_salt == scope.cache_salt && std::ranges::equal(texts.prompt(), scope.prompt);
+  return adapter == scope.adapter && cache_salt == scope.cache_salt && pictures == scope.pictures && std::ranges::equal(texts.prompt(), scope.prompt);
 }
 
 DraftSource::DraftSource(const DraftOptions& options) : options_(options) {
@@ -129,7 +129,7 @@ void DraftSource::evict() {
       continue;
     }
     num_stored_ -= group.texts.num_tokens();
-    by_hash_.erase(hash_of({group.texts.prompt(), group.adapter, group.cache_salt}));
+    by_hash_.erase(hash_of({group.texts.prompt(), group.adapter, group.cache_salt, group.pictures}));
     at = groups_.erase(at);
   }
 }

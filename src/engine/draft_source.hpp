@@ -34,6 +34,7 @@ struct DraftScope {
   std::span<const std::int32_t> prompt;
   std::uint64_t adapter = 0;  ///< an id that no other adapter ever has
   std::string_view cache_salt = {};
+  std::uint64_t pictures = 0;  ///< which ones the prompt shows, whose tokens are all alike; 0: none
 };
 
 /// Completions of one prompt.
@@ -44,6 +45,7 @@ struct DraftGroup {
   DraftTexts texts;
   std::uint64_t adapter;
   std::string cache_salt;
+  std::uint64_t pictures;
   bool is_stored = false;            ///< sequences to come may find it
   std::int64_t num_open = 0;         ///< of sequences that have not ended
   std::vector<std::uint32_t> ended;  ///< those of others, oldest first

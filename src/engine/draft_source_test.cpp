@@ -176,6 +176,7 @@ TEST(DraftSource, NobodySeesTextsOfOtherSaltsAdaptersAndPrompts) {
   EXPECT_THAT(first_guess({prompt, 1, ""}), ElementsAre());
   EXPECT_THAT(first_guess({prompt, 2, "mine"}), ElementsAre());
   EXPECT_THAT(first_guess({other, 1, "mine"}), ElementsAre());
+  EXPECT_THAT(first_guess({prompt, 1, "mine", 7}), ElementsAre()) << "with other pictures it is another prompt";
   EXPECT_THAT(first_guess({prompt, 1, "mine"}), ElementsAre(11, 12));
   DraftOptions alone = drafts_of(4);
   alone.from_completions = false;

@@ -362,7 +362,7 @@ std::string OutputFolder::Dropped::describe() const {
 }
 
 void OutputFolder::remove_temporaries() const {
-  for (const fs::path& folder : {root_, root_ / "configs", checkpoints(), weights(), root_ / "broadcasts"}) {
+  for (const fs::path& folder : {root_, root_ / "configs", root_ / "rollouts", checkpoints(), weights(), root_ / "broadcasts"}) {
     // Beside our own folders a user's files may lie; only names that we write are looked at there.
     if (folder != root_) {
       remove_temporaries_in(folder);

@@ -1,9 +1,13 @@
 #include "launch/ranks.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <charconv>
+#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 
 #include <fmt/core.h>
 
@@ -164,6 +168,19 @@ std::optional<comm::Mesh> join_mesh(const RankEnv& env, const std::shared_ptr<De
   return comm::Mesh(std::move(group), shape);
 }
 
+StopWhileMeeting::StopWhileMeeting(std::stop_token stop, std::chrono::milliseconds grace)
+    : thread_([stop = std::move(stop), grace](std::stop_token has_met) {
+        std::mutex mutex;
+        std::condition_variable_any wake;
+        std::unique_lock lock(mutex);
+        const auto pause = [&](std::chrono::milliseconds time) { wake.wait_for(lock, has_met, time, [] { return false; }); };
+        while (!has_met.stop_requested() && !stop.stop_requested()) pause(std::chrono::milliseconds(100));
+        pause(grace);
+        if (has_met.stop_requested()) return;
+        log::warning("stopped while the ranks come together: this one ends without the others");
+        ::_exit(130);
+      }) {}
+
 comm::Mesh make_mesh(const RankEnv& env, const std::shared_ptr<DeviceRuntime>& runtime, std::chrono::milliseconds timeout) {
   comm::CommOptions options = comm_options(env, runtime, timeout);
   comm::Mesh mesh = comm::meet(std::move(options), comm::replicated_shape(env.size, env.num_replicas));
@@ -174,6 +191,7 @@ comm::Mesh make_mesh(const RankEnv& env, const std::shared_ptr<DeviceRuntime>& r
 std::optional<comm::Mesh> meet(const RankEnv& env, const std::shared_ptr<DeviceRuntime>& runtime, std::chrono::milliseconds timeout,
                                std::stop_token stop) {
   if (!env.joins_as.empty()) return join_mesh(env, runtime, timeout, std::move(stop));
+  const StopWhileMeeting watch(std::move(stop));
   return make_mesh(env, runtime, timeout);
 }
 

@@ -6,6 +6,7 @@
 #include <stop_token>
 #include <string>
 #include <string_view>
+#include <thread>
 
 #include "comm/mesh.hpp"
 #include "config/model_config.hpp"
@@ -59,10 +60,20 @@ void tell_failure(const RankEnv& env, std::string_view reason) noexcept;
 /// At the others: true if there is nothing left to do. PeerLost if rank 0 failed or says nothing within `timeout`.
 bool wait_for_start(const RankEnv& env, std::chrono::milliseconds timeout);
 
+/// While it lives, a stop ends the process with status 130 unless the ranks have met within `grace`. They wait for each other, for minutes
+/// if somebody does not come, and for the launcher that keeps their store, which may be gone; and none of them has anything to save yet.
+class StopWhileMeeting {
+ public:
+  explicit StopWhileMeeting(std::stop_token stop, std::chrono::milliseconds grace = std::chrono::seconds(4));
+
+ private:
+  std::jthread thread_;
+};
+
 /// Waits until all ranks are there, at most `timeout`, which is also the longest wait for another rank later on. PeerLost naming those that
 /// do not come.
 comm::Mesh make_mesh(const RankEnv& env, const std::shared_ptr<DeviceRuntime>& runtime, std::chrono::milliseconds timeout);
-/// Either of both, by `env`.
+/// Either of both, by `env`; a stop ends the process, see StopWhileMeeting, or the wait to be let in.
 std::optional<comm::Mesh> meet(const RankEnv& env, const std::shared_ptr<DeviceRuntime>& runtime, std::chrono::milliseconds timeout,
                                std::stop_token stop);
 /// Of a rank that joins: waits until the others let it in. nullopt if `stop` came first.

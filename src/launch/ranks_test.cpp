@@ -105,5 +105,20 @@ TEST(RankEnv, NamesTheVariableThatIsWrong) {
   }
 }
 
+TEST(RanksDeathTest, AStopEndsARankThatWaitsForOthers) {
+  using namespace std::chrono_literals;
+  std::stop_source stop;
+  {
+    const StopWhileMeeting met(stop.get_token(), 1min);  // the stop comes later, or leads on at once
+    stop.request_stop();
+  }
+  EXPECT_EXIT(
+      {
+        const StopWhileMeeting waits(stop.get_token(), 20ms);
+        std::this_thread::sleep_for(1min);
+      },
+      ::testing::ExitedWithCode(130), "without the others");
+}
+
 }  // namespace
 }  // namespace prl::launch

@@ -267,6 +267,7 @@ TEST_F(RunFolderOfRl, AResumeAfterADeathRemovesWhatIsHalf) {
   put("checkpoints/step_8.tmp-77-0/half");
   put("checkpoints/step_6/trainer.tmp-77-1/half");
   put("configs/rl.json.tmp-77", "half");
+  put("rollouts/END.tmp-77", "half");
   put("metrics.jsonl", "{\"step\": 8, \"ro");
   config::RlConfig config = rl_resumed(-1);
   const PreparedFolder prepared = prepare_run_folder(config);
@@ -275,7 +276,7 @@ TEST_F(RunFolderOfRl, AResumeAfterADeathRemovesWhatIsHalf) {
   EXPECT_THAT(names("checkpoints/step_6"), ElementsAre("orchestrator", "trainer"));
   EXPECT_THAT(names("configs"), ElementsAre("rl.json", "rl.toml"));
   EXPECT_THAT(names(""), Not(Contains(HasSubstr("abandoned"))));
-  EXPECT_FALSE(fs::exists(root_ / "rollouts/END"));
+  for (const char* marker : {"END", "END.tmp-77"}) EXPECT_FALSE(fs::exists(root_ / "rollouts" / marker)) << marker;
   const std::string rows = read_file(root_ / "metrics.jsonl");
   EXPECT_THAT(rows, AllOf(HasSubstr("{\"step\": 7, \"role\": \"eval\""), Not(HasSubstr("\"step\": 7, \"role\": \"o")),
                           Not(HasSubstr("step\": 8"))));

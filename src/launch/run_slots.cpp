@@ -452,7 +452,10 @@ int run_trainer_of_runs(const config::TrainerConfig& config, std::stop_token sto
   use_replicas(env, config.model.dp_replicate);
   check_ranks_per_row(env, config.model.cp);
   fs::create_directories(config.output_dir);
+  std::optional<StopWhileMeeting> watch;
+  if (env.size > 1) watch.emplace(stop);
   SharedParts parts(env, config);
+  watch.reset();
   if (env.is_first()) {
     RunSlots(config, parts).serve(std::move(stop));
     return 0;

@@ -94,6 +94,10 @@ SingleNodeEnd run_single_node(const config::RlConfig& config, std::stop_token st
   // A benchmark shows what its trainer says, the table among it.
   std::optional<StepConsole> steps;
   if (!config.bench) steps.emplace(metrics, end_of_file(metrics), config.trainer.max_steps, orchestrator_resume_step(config.orchestrator));
+  if (stop.stop_requested()) {
+    log::success("rl stopped before its roles were started");
+    return {};
+  }
   // Of a launcher before this one, whose run has ended.
   orchestrator::drop_recovery(config.output_dir / orchestrator::kRecoveryFolder);
   Supervisor supervisor;

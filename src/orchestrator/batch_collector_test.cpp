@@ -284,7 +284,13 @@ TEST(OrchestratorState, SavesAndLoadsExactly) {
   state.queue[1].samples[0].routed_experts = {.start = 0, .num_layers = 1, .top_k = 2, .ids = {1, 300, 2, 0, 0, 0, 7, 8}};
   auto pixels = std::make_shared<wire::ImagePixels>(
       wire::ImagePixels{.rgb = std::vector<std::uint8_t>(12, 200), .height = 2, .width = 2, .deviation = {1, 1, 1}});
+  auto other = std::make_shared<wire::ImagePixels>(*pixels);
+  other->rgb[0] = 7;
+  for (const auto& picture : {pixels, other}) picture->hash = wire::hash_of(*picture);
+  state.queue[0].samples[0].images = {{.pixels = other, .first = 0, .rows = 1, .cols = 1},
+                                      {.pixels = pixels, .first = 2, .rows = 1, .cols = 1}};
   state.queue[1].samples[0].images = {{.pixels = pixels, .first = 1, .rows = 1, .cols = 1}};
+  state.queue[1].samples[0].versions = {-1, -1, 6, 7};
   save_state(folder, state, envs);
   save_state(folder, state, envs);  // again: replaces
   const OrchestratorState loaded = load_state(folder, 7, envs);
@@ -299,6 +305,11 @@ TEST(OrchestratorState, SavesAndLoadsExactly) {
   ASSERT_EQ(loaded.queue[1].samples[0].images.size(), 1u);
   EXPECT_EQ(loaded.queue[1].samples[0].images[0].pixels->rgb, pixels->rgb);
   EXPECT_EQ(loaded.queue[1].samples[0].images[0].pixels->hash, wire::hash_of(*pixels));
+  ASSERT_EQ(loaded.queue[0].samples[0].images.size(), 2u);
+  EXPECT_EQ(loaded.queue[0].samples[0].images[0].pixels->rgb, other->rgb);
+  EXPECT_EQ(loaded.queue[0].samples[0].images[1].pixels, loaded.queue[1].samples[0].images[0].pixels) << "a picture is there once";
+  EXPECT_EQ(loaded.queue[0].samples[0].images[1].first, 2);
+  EXPECT_EQ(loaded.queue[1].samples[0].versions, state.queue[1].samples[0].versions);
   EXPECT_EQ(loaded.queue[1].episode.reward, 1.0 / 3);
   EXPECT_EQ(loaded.queue[1].episode.num_final_tokens(), 4);
   EXPECT_EQ(loaded.queue[0].version_start.value, 6);

@@ -251,7 +251,17 @@ struct Orchestrator::Impl {
     auto all = run_all();
     auto guarded = control.guard(std::move(all));
     co_await std::move(guarded);
+    if (control.is_stopped()) close_queue();
     control.finish();
+  }
+
+  /// Also of a run that was stopped before its first batch: the trainer, which is stopped too, waits for this word.
+  void close_queue() {
+    try {
+      shipper.close();
+    } catch (const Error& error) {
+      log::warning("the trainer was not told that no more samples come: {}", error.what());
+    }
   }
 
   OrchestratorReport run(std::stop_token stop) {

@@ -430,6 +430,10 @@ TEST(Orchestrator, AStopEndsAWaitForInferenceAndAnEvaluation) {
   waiting.chat.health_delay = 60s;
   waiting.stop_after = 50ms;
   EXPECT_TRUE(run(waiting).report.was_stopped);
+  RunSettings loading{.options = small_options(5, 0)};
+  loading.apply_time = 10min;  // of engines that were stopped just before
+  loading.stop_after = 50ms;
+  EXPECT_TRUE(run(loading).report.was_stopped);
   RunSettings evaluating{.options = small_options(5, 0)};
   OnlineEval online;
   online.task.environment = tiny_environment("held-out");

@@ -40,7 +40,8 @@ asio::awaitable<void> PolicyFollower::load_first(PolicyVersion first, PolicyVers
       fail(ErrorCode::kOutOfSync, "the run starts after step {}, but {} already offers v{}: remove the newer weights, or resume from there",
            first.value, source_->describe(), newest->value);
     if (newest) {
-      auto applying = apply(*newest);
+      // Engines that are asked to stop, or die, at the same moment take no weights any more.
+      auto applying = control_.until_ended<void>(apply(*newest));
       co_await std::move(applying);
       log::info("inference runs policy v{}", newest->value);
       co_return;
@@ -105,7 +106,7 @@ asio::awaitable<bool> PolicyFollower::wait_for(PolicyVersion version) {
 
 asio::awaitable<void> PolicyFollower::pause() {
   is_paused_ = true;
-  while (is_updating_ && !control_.has_failed()) co_await net::sleep_for(5ms);
+  while (is_updating_ && !control_.has_failed() && !control_.is_stopped()) co_await net::sleep_for(5ms);
   control_.check_failure();
 }
 

@@ -34,7 +34,7 @@ class PolicyFollower {
   /// Until `version` or a newer one is loaded. False after a stop, and (with a warning) when the policy timeout passed. Main coroutine
   /// only.
   asio::awaitable<bool> wait_for(PolicyVersion version);
-  /// Keeps the engines' weights as they are until resume(); returns once no update is under way.
+  /// Keeps the engines' weights as they are until resume(); returns once no update is under way, or the run is stopped.
   asio::awaitable<void> pause();
   void resume();
 

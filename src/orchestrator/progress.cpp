@@ -53,7 +53,28 @@ std::vector<T> to_vector(const json::value& value) {
   return out;
 }
 
-json::object sample_to_json(const wire::TrainingSample& sample) {
+using Pictures = std::vector<std::shared_ptr<const wire::ImagePixels>>;
+
+/// Where images stand, with the number of each one's picture: a state has every picture once, whatever number of rollouts show it.
+json::array places_to_json(const std::vector<wire::PromptImage>& images, wire::PictureTable& pictures) {
+  json::array places;
+  for (const wire::PromptImage& image : images)
+    places.push_back(json::array{pictures.number_of(image.pixels), image.first, image.rows, image.cols});
+  return places;
+}
+
+std::vector<wire::PromptImage> places_from_json(const json::value& value, const Pictures& pictures) {
+  std::vector<wire::PromptImage> images;
+  for (const json::value& item : value.as_array()) {
+    const json::array& place = item.as_array();
+    const auto number = [&](std::size_t i) { return place.at(i).to_number<std::int64_t>(); };
+    images.push_back(
+        {.pixels = pictures.at(static_cast<std::size_t>(number(0))), .first = number(1), .rows = number(2), .cols = number(3)});
+  }
+  return images;
+}
+
+json::object sample_to_json(const wire::TrainingSample& sample, wire::PictureTable& pictures) {
   json::object object;
   object["token_ids"] = to_array(sample.token_ids);
   object["mask"] = to_array(sample.mask);
@@ -71,11 +92,12 @@ json::object sample_to_json(const wire::TrainingSample& sample) {
                                             {"dtype", bytes.dtype},
                                             {"shape", json::array{experts.num_tokens(), experts.num_layers, experts.top_k}}};
   }
-  if (!sample.images.empty()) object["images"] = to_base64(wire::encode_images(sample.images));
+  if (!sample.images.empty()) object["images"] = places_to_json(sample.images, pictures);
+  if (!sample.versions.empty()) object["versions"] = to_array(sample.versions);
   return object;
 }
 
-wire::TrainingSample sample_from_json(const json::object& object) {
+wire::TrainingSample sample_from_json(const json::object& object, const Pictures& pictures) {
   wire::TrainingSample sample;
   sample.token_ids = to_vector<std::int32_t>(saved_member(object, "token_ids"));
   sample.mask = to_vector<std::uint8_t>(saved_member(object, "mask"));
@@ -93,7 +115,8 @@ wire::TrainingSample sample_from_json(const json::object& object) {
     sample.routed_experts = wire::decode_experts("routed_experts", from_base64(saved_member(experts, "data").as_string()),
                                                  saved_member(experts, "dtype").as_string(), shape.at(0), shape.at(1), shape.at(2));
   }
-  if (const json::value* found = object.if_contains("images")) sample.images = wire::decode_images(from_base64(found->as_string()));
+  if (const json::value* found = object.if_contains("images")) sample.images = places_from_json(*found, pictures);
+  if (const json::value* found = object.if_contains("versions")) sample.versions = to_vector<std::int64_t>(*found);  // not in older ones
   return sample;
 }
 
@@ -173,7 +196,8 @@ TaskRef task_from_json(const json::value& value, const std::vector<env::Environm
   fail(ErrorCode::kInvalidArgument, "environment {} of the checkpoint is not in this run", name);
 }
 
-json::object rollout_to_json(const ReadyRollout& rollout, const std::vector<env::EnvironmentPtr>& environments) {
+json::object rollout_to_json(const ReadyRollout& rollout, const std::vector<env::EnvironmentPtr>& environments,
+                             wire::PictureTable& pictures) {
   json::object object;
   object["group"] = rollout.group.value;
   object["task"] = task_to_json(rollout.task, environments);
@@ -185,12 +209,12 @@ json::object rollout_to_json(const ReadyRollout& rollout, const std::vector<env:
   for (const std::string& name : rollout.filters_matched) filters.emplace_back(name);
   object["filters"] = std::move(filters);
   json::array samples;
-  for (const wire::TrainingSample& sample : rollout.samples) samples.push_back(sample_to_json(sample));
+  for (const wire::TrainingSample& sample : rollout.samples) samples.push_back(sample_to_json(sample, pictures));
   object["samples"] = std::move(samples);
   return object;
 }
 
-ReadyRollout rollout_from_json(const json::object& object, const std::vector<env::EnvironmentPtr>& environments) {
+ReadyRollout rollout_from_json(const json::object& object, const std::vector<env::EnvironmentPtr>& environments, const Pictures& pictures) {
   ReadyRollout rollout;
   rollout.group = GroupId{saved_member(object, "group").to_number<std::int64_t>()};
   rollout.task = task_from_json(saved_member(object, "task"), environments);
@@ -201,7 +225,7 @@ ReadyRollout rollout_from_json(const json::object& object, const std::vector<env
   if (const json::value* filters = object.if_contains("filters"))  // absent in older checkpoints
     for (const json::value& name : filters->as_array()) rollout.filters_matched.emplace_back(name.as_string());
   for (const json::value& sample : saved_member(object, "samples").as_array())
-    rollout.samples.push_back(sample_from_json(sample.as_object()));
+    rollout.samples.push_back(sample_from_json(sample.as_object(), pictures));
   return rollout;
 }
 
@@ -222,8 +246,10 @@ void save_state(const std::filesystem::path& checkpoints, const OrchestratorStat
   for (const TaskRef& task : state.unfinished_tasks) tasks.push_back(task_to_json(task, environments));
   object["unfinished_tasks"] = std::move(tasks);
   json::array queue;
-  for (const ReadyRollout& rollout : state.queue) queue.push_back(rollout_to_json(rollout, environments));
+  wire::PictureTable pictures;
+  for (const ReadyRollout& rollout : state.queue) queue.push_back(rollout_to_json(rollout, environments, pictures));
   object["queue"] = std::move(queue);
+  if (!pictures.pictures().empty()) object["pictures"] = to_base64(wire::encode_pictures(pictures));
   if (!state.env_states.empty()) object["env_states"] = state.env_states;
   std::error_code ignored;
   std::filesystem::remove_all(io::checkpoint_folder(checkpoints, state.progress.step, kCheckpointUnit), ignored);
@@ -281,8 +307,10 @@ OrchestratorState load_state(const std::filesystem::path& checkpoints, std::int6
     state.sampler = saved_member(object, "sampler").as_object();
     for (const json::value& task : saved_member(object, "unfinished_tasks").as_array())
       state.unfinished_tasks.push_back(task_from_json(task, environments));
+    Pictures pictures;
+    if (const json::value* found = object.if_contains("pictures")) pictures = wire::decode_pictures(from_base64(found->as_string()));
     for (const json::value& rollout : saved_member(object, "queue").as_array())
-      state.queue.push_back(rollout_from_json(rollout.as_object(), environments));
+      state.queue.push_back(rollout_from_json(rollout.as_object(), environments, pictures));
     if (const json::value* states = object.if_contains("env_states")) state.env_states = states->as_object();
     return state;
   } catch (const Error& error) {

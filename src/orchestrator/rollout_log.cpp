@@ -75,7 +75,7 @@ void write_train_tokens(const std::filesystem::path& output_dir, std::int64_t st
       put_list(bytes, "loss_mask", sample.mask);
       put_list(bytes, "advantages", sample.advantages);
       put_list(bytes, "inference_logprobs", sample.logprobs);
-      // A sample that a resumed run read from a checkpoint has none.
+      // A sample that a resumed run read from a checkpoint of a former version has none.
       if (sample.versions.size() == sample.token_ids.size()) put_list(bytes, "policy_versions", sample.versions);
       if (!sample.ref_logprobs.empty()) put_list(bytes, "ref_logprobs", sample.ref_logprobs);
       bytes += "}\n";

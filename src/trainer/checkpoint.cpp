@@ -48,7 +48,7 @@ struct SaveJob {
     // Everything is written under temporary names first. What is older goes last: a kill at any moment leaves a step that is whole.
     const bool has_weights = options.save_weights || options.weights_only;
     const fs::path weights = io::checkpoint_folder(options.weights, step);
-    const fs::path fresh = weights.string() + fmt::format(".tmp-{}-new", ::getpid());  // a name that remove_stale_checkpoints() knows
+    const fs::path fresh = weights.string() + fmt::format(".tmp-{}-0", ::getpid());  // a name that those know who remove what is half
     const Leftover none_left{fresh};
     if (has_weights) {
       fs::remove_all(fresh);

@@ -221,6 +221,16 @@ TEST(MemoryOptions, StateInBf16IsForAdamW) {
   EXPECT_THROW(TrainingRun(scratch.path / "model", {.optim = config::SgdConfig{}, .memory = {.dtype = DType::kBF16}}), Error);
 }
 
+/// What a kill leaves is removed by a resume, which goes by these names.
+void expect_temporary_names(const std::filesystem::path& folder) {
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    const std::size_t mark = name.rfind(".tmp-");
+    if (mark == std::string::npos) continue;
+    EXPECT_EQ(name.find_first_not_of("0123456789-", mark + 5), std::string::npos) << name;
+  }
+}
+
 TEST(MemoryOptions, ACheckpointOfOffloadedStateResumesBitForBit) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     Scratch scratch("resume");
@@ -235,7 +245,9 @@ TEST(MemoryOptions, ACheckpointOfOffloadedStateResumesBitForBit) {
       first.train(2);
       second.train(1);  // what it holds now must not matter
       TrainerCheckpoints saver(checkpoint);
-      saver.save(2, {}, first.policy(), first.step());
+      saver.save(2, {}, first.policy(), first.step(), [&] {
+        if (!save_async) expect_temporary_names(checkpoint.weights);
+      });
       saver.finish();
       restore(checkpoint.checkpoints, 2, {}, second.policy(), second.step());
       first.train(1);

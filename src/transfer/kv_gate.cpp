@@ -10,6 +10,9 @@
 namespace prl::transfer {
 namespace {
 
+/// Where weights change while prompts are on their way, one after another is computed where it decodes: all of them are counted, few told.
+constexpr std::chrono::minutes kQuiet{1};
+
 std::chrono::milliseconds left_until(Clock::time_point deadline) {
   return std::max(std::chrono::milliseconds(1), std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()));
 }
@@ -118,13 +121,26 @@ engine::KvDesk::Key KvGate::bring(engine::PromptPtr prompt, const std::string& a
     const std::lock_guard lock(mutex_);
     idle_.erase(address_of(place));  // the others lead to the same process, which may be gone
   }
-  if (!problem.empty()) log::warning("[kv transfer] the rest of a prompt is computed here: {}", problem);
   const std::lock_guard lock(mutex_);
+  if (!problem.empty()) tell(problem);
   stats_.num_transfers += num_blocks > 0 ? 1 : 0;
   stats_.num_fallbacks += problem.empty() ? 0 : 1;
   stats_.num_blocks += num_blocks;
   stats_.seconds += std::chrono::duration<double>(Clock::now() - begin).count();
   return key;
+}
+
+void KvGate::tell(const std::string& problem) {
+  const auto now = Clock::now();
+  if (now < quiet_until_) {
+    ++num_untold_;
+    log::debug("[kv transfer] the rest of a prompt is computed here: {}", problem);
+    return;
+  }
+  log::warning("[kv transfer] the rest of a prompt is computed here: {}{}", problem,
+               num_untold_ > 0 ? fmt::format("; so it was with {} others since this was told last", num_untold_) : "");
+  num_untold_ = 0;
+  quiet_until_ = now + kQuiet;
 }
 
 KvGateStats KvGate::stats() const {

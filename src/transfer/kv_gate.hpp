@@ -70,6 +70,8 @@ class KvGate {
   /// Blocks that were brought.
   std::int64_t bring_all(engine::KvDesk::Key key, const engine::PromptPtr& prompt, const engine::KvDesk::Standing& standing,
                          const KvPlace& place, Clock::time_point deadline);
+  /// Why a prompt is computed here, at most once a minute as a warning. With mutex_ held.
+  void tell(const std::string& problem);
 
   engine::KvDesk desk_;
   const KvGateOptions options_;
@@ -77,6 +79,8 @@ class KvGate {
   mutable std::mutex mutex_;
   std::map<std::string, std::vector<std::unique_ptr<KvLink>>> idle_;  ///< guarded; by "host:port"
   KvGateStats stats_;                                                 ///< guarded
+  Clock::time_point quiet_until_{};                                   ///< guarded; no warnings before
+  std::int64_t num_untold_ = 0;                                       ///< guarded; since the last one
 };
 
 }  // namespace prl::transfer

@@ -337,9 +337,15 @@ TEST_F(Gates, WhateverGoesWrongTheRequestHasItsTokens) {
   KvGate to(*taker, gate_options());
   KvPlace nowhere{.host = "127.0.0.1", .port = Listener("127.0.0.1", 0).port(), .signature = {}};
   nowhere.signature = keyed_hash(kGateKey, fmt::format("place127.0.0.1:{}", nowhere.port));
-  const auto prompt = gate_prompt(40, 130);
-  expect_same(run_with(*taker, to, nowhere, prompt), run(*alone, prompt));
-  EXPECT_EQ(to.stats().num_fallbacks, 1);
+  ::testing::internal::CaptureStderr();
+  for (const int seed : {40, 41}) {
+    const auto prompt = gate_prompt(seed, 130);
+    expect_same(run_with(*taker, to, nowhere, prompt), run(*alone, prompt));
+  }
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(to.stats().num_fallbacks, 2);
+  EXPECT_THAT(said, HasSubstr("computed here"));
+  EXPECT_EQ(said.find("computed here"), said.rfind("computed here")) << "told for each prompt: " << said;
 }
 
 TEST_F(Gates, TakersThatMisbehaveDisturbNobody) {
@@ -392,6 +398,17 @@ TEST_F(Gates, AModelWithStatesIsRefusedByName) {
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kNotImplemented);
     EXPECT_THAT(error.what(), HasSubstr("qwen3_next model has linear attention"));
+  }
+}
+
+TEST(Listener, APortThatIsTakenIsToldWithItsKey) {
+  const Listener first("127.0.0.1", 0);
+  try {
+    const Listener second("127.0.0.1", first.port());
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), ::testing::StartsWith("kv_transfer.port: cannot listen on 127.0.0.1:")) << error.what();
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("listens there")) << error.what();
   }
 }
 

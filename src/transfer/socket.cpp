@@ -15,6 +15,7 @@
 
 #include "base/error.hpp"
 #include "base/hosts.hpp"
+#include "net/port_owner.hpp"
 
 namespace prl::transfer {
 namespace {
@@ -113,17 +114,21 @@ void Socket::stop() noexcept { (void)::shutdown(fd_.get(), SHUT_RDWR); }
 
 Listener::Listener(const std::string& host, int port) {
   std::string reason = "it has no address";
+  bool is_taken = false;
   const AddressList list = addresses_of(host, port, /*is_server=*/true);
   for (const addrinfo* a = list.get(); a != nullptr && !fd_.is_open(); a = a->ai_next) {
     Fd fd(::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a->ai_protocol));
     const int on = 1;
     if (fd.is_open()) (void)::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (fd.is_open() && ::bind(fd.get(), a->ai_addr, a->ai_addrlen) == 0 && ::listen(fd.get(), 64) == 0)
+    if (fd.is_open() && ::bind(fd.get(), a->ai_addr, a->ai_addrlen) == 0 && ::listen(fd.get(), 64) == 0) {
       fd_ = std::move(fd);
-    else
+    } else {
+      is_taken = errno == EADDRINUSE;
       reason = std::strerror(errno);
+    }
   }
-  if (!fd_.is_open()) fail(ErrorCode::kIo, "[kv transfer] cannot listen on {}:{}: {}", host, port, reason);
+  if (!fd_.is_open())
+    fail(ErrorCode::kIo, "kv_transfer.port: cannot listen on {}:{}: {}{}", host, port, reason, is_taken ? net::port_taken_hint(port) : "");
   sockaddr_storage own{};
   socklen_t size = sizeof own;
   if (::getsockname(fd_.get(), reinterpret_cast<sockaddr*>(&own), &size) != 0)

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/waiting.hpp"
 #include "comm/communicator.hpp"
@@ -215,7 +216,11 @@ struct WeightServer::Impl {
   void open() {
     const std::lock_guard lock(mutex);
     if (server != nullptr) return;
-    server = std::make_unique<comm::StoreServer>(bind_host(options.host), options.port);
+    try {
+      server = std::make_unique<comm::StoreServer>(bind_host(options.host), options.port);
+    } catch (const Error& error) {
+      throw error.with_context("weight_broadcast.port");
+    }
     thread = std::jthread([this, store = make_store()](std::stop_token stop) { serve(stop, *store); });
   }
   std::shared_ptr<comm::Store> make_store() const { return comm::make_tcp_store(bind_host(options.host), server->port(), kStoreTimeout); }

@@ -94,23 +94,15 @@ void give_pictures(std::vector<PromptImage>& images, const std::vector<std::size
   }
 }
 
-std::string encode_images(const std::vector<PromptImage>& images) {
+std::string encode_pictures(const PictureTable& table) {
   MsgpackWriter out;
-  PictureTable table;
-  out.array(2);
-  write_images(out, images, table);
   write_pictures(out, table);
   return out.take();
 }
 
-std::vector<PromptImage> decode_images(std::string_view bytes) {
+std::vector<std::shared_ptr<const ImagePixels>> decode_pictures(std::string_view bytes) {
   MsgpackReader in(bytes);
-  if (const std::size_t n = in.array("images"); n != 2)
-    fail(ErrorCode::kCorrupt, "[msgpack] field images: wanted places and pictures, found {} members", n);
-  std::vector<std::size_t> numbers;
-  std::vector<PromptImage> images = read_images(in, numbers);
-  give_pictures(images, numbers, read_pictures(in));
-  return images;
+  return read_pictures(in);
 }
 
 }  // namespace prl::wire

@@ -41,8 +41,8 @@ std::vector<std::shared_ptr<const ImagePixels>> read_pictures(MsgpackReader& in)
 void give_pictures(std::vector<PromptImage>& images, const std::vector<std::size_t>& numbers,
                    const std::vector<std::shared_ptr<const ImagePixels>>& pictures);
 
-/// A message of its own: [images, pictures].
-std::string encode_images(const std::vector<PromptImage>& images);
-std::vector<PromptImage> decode_images(std::string_view bytes);
+/// The pictures as a message of their own.
+std::string encode_pictures(const PictureTable& table);
+std::vector<std::shared_ptr<const ImagePixels>> decode_pictures(std::string_view bytes);
 
 }  // namespace prl::wire

@@ -75,11 +75,14 @@ TEST(ImageMessages, EachPictureGoesOnceAndComesBackWhole) {
   }
   EXPECT_EQ(pictures.size(), 2u);
   EXPECT_EQ(nlohmann::json::from_msgpack(encode(TrainingBatch{.step = 1, .ranks = {{}}})).size(), 2u) << "nothing is added without images";
-  const TrainingSample sample = seeing_sample(3, {a, a}, 2);
-  const std::vector<PromptImage> alone = decode_images(encode_images(sample.images));
+  PictureTable table;
+  EXPECT_EQ(table.number_of(a), 0);
+  EXPECT_EQ(table.number_of(b), 1);
+  EXPECT_EQ(table.number_of(a), 0);
+  const auto alone = decode_pictures(encode_pictures(table));
   ASSERT_EQ(alone.size(), 2u);
-  EXPECT_EQ(alone[1].pixels->rgb, a->rgb);
-  EXPECT_EQ(alone[0].pixels, alone[1].pixels);
+  EXPECT_EQ(alone[1]->rgb, b->rgb);
+  EXPECT_EQ(alone[1]->hash, b->hash);
 }
 
 TEST(ImageMessages, DamageIsAnError) {
