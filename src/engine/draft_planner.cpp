@@ -149,9 +149,8 @@ void DraftPlanner::append(const PlanRow& row, std::int64_t num_tokens) {
     return;
   }
   if (sequence.draft.group == nullptr && sequence.num_output_tokens() == num_tokens)
-    source_.open(sequence.draft,
-                 {tokens.first(static_cast<std::size_t>(sequence.num_prompt_tokens)), request.adapter_key().id, request.cache_salt,
-                  hash_of_pictures(request.images)});
+    source_.open(sequence.draft, {tokens.first(static_cast<std::size_t>(sequence.num_prompt_tokens)), request.adapter_key().id,
+                                  request.cache_salt, hash_of_pictures(request.images)});
   for (const std::int32_t token : tokens.last(static_cast<std::size_t>(num_tokens))) source_.append(sequence.draft, token);
 }
 

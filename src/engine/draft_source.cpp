@@ -33,10 +33,14 @@ std::uint64_t hash_of(const DraftScope& scope) noexcept {
 }  // namespace
 
 DraftGroup::DraftGroup(const DraftScope& scope, const DraftOptions& options)
-    : texts(scope.prompt, options.min_ngram, options.max_ngram), adapter(scope.adapter), cache_salt(scope.cache_salt), pictures(scope.pictures) {}
+    : texts(scope.prompt, options.min_ngram, options.max_ngram),
+      adapter(scope.adapter),
+      cache_salt(scope.cache_salt),
+      pictures(scope.pictures) {}
 
 bool DraftGroup::is_of(const DraftScope& scope) const noexcept {
-  return adapter == scope.adapter && cache_salt == scope.cache_salt && pictures == scope.pictures && std::ranges::equal(texts.prompt(), scope.prompt);
+  return adapter == scope.adapter && cache_salt == scope.cache_salt && pictures == scope.pictures &&
+         std::ranges::equal(texts.prompt(), scope.prompt);
 }
 
 DraftSource::DraftSource(const DraftOptions& options) : options_(options) {
