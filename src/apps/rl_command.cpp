@@ -38,8 +38,8 @@ int host_runs_of(config::Command command, const config::Loaded<config::RlConfig>
   (void)launch::begin_attempt(config.output_dir);
   launch::setup_logging(config.trainer.log, launch::log_file(config.output_dir, "rl.log"));
   config::write_resolved(command, config, loaded.provenance);
-  const auto page = launch::serve_run_page(config.dashboard, config.output_dir,
-                                           {.has_checkpoints = true, .stop = [&stop] { stop.request_stop(); }});
+  const auto page =
+      launch::serve_run_page(config.dashboard, config.output_dir, {.has_checkpoints = true, .stop = [&stop] { stop.request_stop(); }});
   const int status = launch::host_runs(config, stop.token());
   return stop.was_interrupted() && status == 0 ? 130 : status;
 }

@@ -43,11 +43,13 @@ PRL_INLINE double cos_of_turn(double v) {
   const double x = (4.0 * v - (turned - kToInteger)) * 0x1.921fb54442d18p0, z = x * x;
   const double cosine_rest =
       0x1.555555555554cp-5 +
-      z * (-0x1.6c16c16c15177p-10 + z * (0x1.a01a019cb159p-16 + z * (-0x1.27e4f809c52adp-22 + z * (0x1.1ee9ebdb4b1c4p-29 + z * -0x1.8fae9be8838d4p-37))));
+      z * (-0x1.6c16c16c15177p-10 +
+           z * (0x1.a01a019cb159p-16 + z * (-0x1.27e4f809c52adp-22 + z * (0x1.1ee9ebdb4b1c4p-29 + z * -0x1.8fae9be8838d4p-37))));
   const double cosine = 1.0 - (0.5 * z - z * z * cosine_rest);
   const double sine_rest =
       -0x1.5555555555549p-3 +
-      z * (0x1.111111110f8a6p-7 + z * (-0x1.a01a019c161d5p-13 + z * (0x1.71de357b1fe7dp-19 + z * (-0x1.ae5e68a2b9cebp-26 + z * 0x1.5d93a5acfd57cp-33))));
+      z * (0x1.111111110f8a6p-7 +
+           z * (-0x1.a01a019c161d5p-13 + z * (0x1.71de357b1fe7dp-19 + z * (-0x1.ae5e68a2b9cebp-26 + z * 0x1.5d93a5acfd57cp-33))));
   const double sine = x + x * z * sine_rest;
   // cos, -sin, -cos, sin of the rest in the four quarters.
   const std::uint64_t odd = 0 - (quarter & 1), sign = ((quarter + 1) & 2) << 62;

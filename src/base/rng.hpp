@@ -36,7 +36,7 @@ class Rng {
   std::uint64_t stream_;
   std::uint64_t position_ = 0;
   void draw_block();
-  std::array<std::uint32_t, 4> drawn_{};  ///< draws 4 * block_ and the three behind it
+  std::array<std::uint32_t, 4> drawn_{};     ///< draws 4 * block_ and the three behind it
   std::uint64_t block_ = ~std::uint64_t{0};  ///< none yet: no position lies in this block
 };
 

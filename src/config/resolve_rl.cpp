@@ -282,9 +282,8 @@ int num_gpus(const RlConfig& config, const Check& check) {
 void choose_deployment(RlConfig& config, const Check& check) {
   apply_gpu_ids(config, check);
   if (!config.deployment) {
-    const bool is_colocated =
-        config.inference && num_gpus(config, check) <= 1 && !detail::starts_teacher(config) && num_engine_gpus(*config.inference) == 1 &&
-        config.trainer.max_concurrent_runs == 1;
+    const bool is_colocated = config.inference && num_gpus(config, check) <= 1 && !detail::starts_teacher(config) &&
+                              num_engine_gpus(*config.inference) == 1 && config.trainer.max_concurrent_runs == 1;
     config.deployment = ColocatedDeployment{};
     if (!is_colocated) config.deployment = SingleNodeDeployment{};
   }
@@ -594,8 +593,9 @@ void check_async(RlConfig& config, const Check& check) {
 /// Several runs of one trainer: their orchestrators' configurations lie in their folders, so the section here is none of theirs.
 void resolve_runs(RlConfig& config, const Value& written, const Check& check) {
   if (const Value* section = written.find("orchestrator"); section != nullptr && section->is_table() && !section->members().empty())
-    check.problem("orchestrator", "is set, but each of several runs (trainer.max_concurrent_runs) has a configuration of its own: name their "
-                                  "files in `runs`, or `prl runs add` them");
+    check.problem("orchestrator",
+                  "is set, but each of several runs (trainer.max_concurrent_runs) has a configuration of its own: name their "
+                  "files in `runs`, or `prl runs add` them");
   if (!std::holds_alternative<SingleNodeDeployment>(*config.deployment))
     check.problem("deployment.type", "must be single_node for several runs (trainer.max_concurrent_runs): their roles are processes");
   if (config.teacher_inference)

@@ -69,8 +69,10 @@ std::string add(const config::RunsToolConfig& config) {
   fs::create_directories(folder / "configs");
   if (config.weight) write_control(folder, {.state = RunState::kRun, .weight = config.weight});
   write_file_atomic(folder / "configs/orch.toml", text);
-  return fmt::format("added {}. `prl rl` starts its orchestrator; beside a trainer that was started alone: prl orchestrator @ {}/configs/orch.toml --output-dir {}", name, folder.string(),
-                     folder.string());
+  return fmt::format(
+      "added {}. `prl rl` starts its orchestrator; beside a trainer that was started alone: prl orchestrator @ {}/configs/orch.toml "
+      "--output-dir {}",
+      name, folder.string(), folder.string());
 }
 
 std::string ask_for(const config::RunsToolConfig& config, RunState state) {

@@ -169,7 +169,8 @@ int host_runs(const config::RlConfig& config, std::stop_token stop) {
   const auto failure = supervisor.run(stop);
   if (failure) log::error("rl: {}{}", *failure, stop.stop_requested() ? "" : ". Ending the other roles");
   supervisor.terminate_all(std::chrono::seconds(20));
-  if (!failure) log::success("rl stopped; runs with checkpoints go on when it is started again; logs in {}", log_folder(config.output_dir).string());
+  if (!failure)
+    log::success("rl stopped; runs with checkpoints go on when it is started again; logs in {}", log_folder(config.output_dir).string());
   return failure ? 1 : 0;
 }
 

@@ -294,7 +294,8 @@ bool Supervisor::plan_restart(Child& child) {
 const Supervisor::Child* Supervisor::find_failure() {
   const Child* failed = nullptr;
   for (const auto& child : children_) {
-    if (!child->status || child->is_lost || child->restart_at || child->was_told_to_end || (child->is_clean() && (child->spec.must_finish || child->spec.may_end)))
+    if (!child->status || child->is_lost || child->restart_at || child->was_told_to_end ||
+        (child->is_clean() && (child->spec.must_finish || child->spec.may_end)))
       continue;
     if (plan_restart(*child)) continue;
     if (child->spec.is_optional) {
@@ -468,7 +469,8 @@ bool Supervisor::was_killed(const std::string& name) const {
 }
 
 bool Supervisor::is_running(const std::string& name) const {
-  return std::ranges::any_of(children_, [&](const auto& child) { return child->spec.name == name && (!child->status || child->restart_at); });
+  return std::ranges::any_of(children_,
+                             [&](const auto& child) { return child->spec.name == name && (!child->status || child->restart_at); });
 }
 
 pid_t Supervisor::pid_of(const std::string& name) const {

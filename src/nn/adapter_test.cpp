@@ -1,6 +1,6 @@
 // Adapters in the decoder: tables, exactness between training and serving, gradients, PEFT's files.
-#include "base/normal_draws.hpp"
 #include "nn/adapter.hpp"
+#include "base/normal_draws.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // Training, prefill and decode give the same bits; gradients are those of finite differences.
-#include "base/normal_draws.hpp"
 #include "nn/decoder.hpp"
+#include "base/normal_draws.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

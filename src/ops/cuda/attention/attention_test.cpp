@@ -1,5 +1,5 @@
-#include "base/normal_draws.hpp"
 #include "ops/attention.hpp"
+#include "base/normal_draws.hpp"
 
 #include <algorithm>
 
