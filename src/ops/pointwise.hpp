@@ -23,7 +23,7 @@ struct TokenIds {
 /// out_TH[t] = table_VH[id of t]; ids are checked: a GPU reports a bad one at the next call that waits for it, and leaves zeros until
 /// then. table and out share a dtype.
 void embedding(OpContext& ctx, TensorView out_TH, ConstTensorView table_VH, const TokenIds& ids);
-/// to_SC[slot_T[t]] = rows_TC[t]; slot_T int32 in [-1, S) on the device, no slot twice; -1 leaves the row out. One dtype.
+/// to_SC[slot_T[t]] = rows_TC[t]; slot_T int32 in [-1, S) on the device, each once; -1, and on a GPU any other, skips the row. One dtype.
 void store_rows(OpContext& ctx, TensorView to_SC, ConstTensorView rows_TC, ConstTensorView slot_T);
 /// dtable_VH (fp32) += rows of dout_TH at ids_T, in token order.
 void embedding_backward(OpContext& ctx, TensorView dtable_VH, ConstTensorView dout_TH, ConstTensorView ids_T);

@@ -127,6 +127,19 @@ TEST_F(CollectiveChannelTest, SeveralEnginesAtOnceAndOneThatIsLostHarmsNoOther) 
   for (auto& engine : engines) EXPECT_TRUE(engine.get());
 }
 
+TEST_F(CollectiveChannelTest, EnginesThatDieWithATicketInHandHarmNoOther) {
+  publish(4);
+  // Two have drawn a ticket and said nothing; the second does so late.
+  const auto store = comm::make_store(channel_->address());
+  store->set("weights/next", "2 test");
+  EXPECT_TRUE(is_version(receive(4), 4));
+  store->set("weights/ticket/1", Ask{.version = 4}.to_text());
+  const auto late = comm::make_gloo_communicator({.rank = 1, .size = 2, .store = store, .group = "weights-1", .timeout = 20s});
+  EXPECT_TRUE(Offer::parse(late->gather_bytes("", {.what = "what follows"}).at(0)).has_version);
+  late->abort("killed by a test");
+  EXPECT_TRUE(is_version(receive(4), 4));
+}
+
 TEST_F(CollectiveChannelTest, TheTrainerWaitsForTheOrchestratorsWord) {
   publish(1);
   auto waiting = std::async(std::launch::async, [this] { channel_->wait_until_released({}); });

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <boost/json.hpp>
+#include <charconv>
 
 #include "base/error.hpp"
 
@@ -65,6 +66,12 @@ std::string Share::to_text() const { return json::serialize(to_json(*this)); }
 Share Share::parse(const std::string& text) {
   constexpr const char* kWhat = "a rank's part of the weights";
   return to_share(parse_object(text, kWhat), kWhat);
+}
+
+std::optional<std::int64_t> num_tickets(const std::optional<std::string>& value) {
+  std::int64_t num = 0;
+  if (value && std::from_chars(value->data(), value->data() + value->size(), num).ec != std::errc()) return std::nullopt;
+  return num;
 }
 
 std::string ticket_key(std::int64_t ticket) { return fmt::format("weights/ticket/{}", ticket); }

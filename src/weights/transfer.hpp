@@ -24,6 +24,8 @@ inline constexpr std::chrono::milliseconds kJoinTimeout{30'000};
 /// For both to connect once they are there: who died in the middle is not waited for much longer, and whoever was only slow is asked again.
 inline constexpr std::chrono::milliseconds kConnectTimeout{8'000};
 
+/// How many tickets were drawn, by the value of kNextTicket; nullopt if that is no number.
+std::optional<std::int64_t> num_tickets(const std::optional<std::string>& value);
 std::string ticket_key(std::int64_t ticket);
 std::string group_name(std::int64_t ticket);
 /// "localhost" as an address.

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <future>
 #include <optional>
 #include <random>
@@ -44,11 +43,11 @@ std::int64_t draw_ticket(comm::Store& store) {
   const std::string mark = fmt::format("{:016x}", std::random_device()() * 0x9e3779b97f4a7c15ULL + static_cast<std::uint64_t>(::getpid()));
   for (;;) {
     const std::optional<std::string> now = store.get(kNextTicket);
-    std::int64_t ticket = 0;
-    if (now && std::from_chars(now->data(), now->data() + now->size(), ticket).ec != std::errc())
+    const std::optional<std::int64_t> ticket = num_tickets(now);
+    if (!ticket)
       fail(ErrorCode::kCorrupt, "[weights] key '{}' of the trainer's store: wanted a number, found '{}'", kNextTicket, now->substr(0, 64));
-    const std::string next = fmt::format("{} {}", ticket + 1, mark);
-    if (store.compare_and_set(kNextTicket, now, next) == next) return ticket;
+    const std::string next = fmt::format("{} {}", *ticket + 1, mark);
+    if (store.compare_and_set(kNextTicket, now, next) == next) return *ticket;
   }
 }
 

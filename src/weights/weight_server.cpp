@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <iterator>
 #include <list>
 #include <map>
 #include <mutex>
@@ -61,24 +63,48 @@ struct WeightServer::Impl {
     }
   };
 
+  /// A ticket that was drawn, behind which nothing is yet.
+  struct Drawn {
+    std::int64_t ticket = 0;
+    std::chrono::steady_clock::time_point since;
+  };
+
+  /// The next ticket that something is behind. An engine may die between the two: others do not wait for its ticket.
+  std::optional<std::pair<std::int64_t, std::string>> next_ticket(comm::Store& store, std::int64_t& num_seen,
+                                                                  std::list<Drawn>& drawn) const {
+    const auto now = std::chrono::steady_clock::now();
+    for (auto it = drawn.begin(); it != drawn.end();) {
+      const std::int64_t ticket = it->ticket;
+      const std::optional<std::string> wanted = store.get(ticket_key(ticket));
+      it = wanted || now - it->since > options.join_timeout ? drawn.erase(it) : std::next(it);
+      if (wanted) return std::pair(ticket, *wanted);
+    }
+    for (const std::int64_t num = num_tickets(store.get(kNextTicket)).value_or(num_seen); num_seen < num;) {
+      const std::int64_t ticket = num_seen++;
+      if (const std::optional<std::string> wanted = store.get(ticket_key(ticket))) return std::pair(ticket, *wanted);
+      drawn.push_back({ticket, now});
+    }
+    return std::nullopt;
+  }
+
   /// Looks for tickets, and has a thread of its own serve each.
   void serve(std::stop_token stop, comm::Store& store) {
     std::list<Transfer> transfers;
-    std::int64_t ticket = 0;
+    std::list<Drawn> drawn;
+    std::int64_t num_seen = 0;
     while (!stop.stop_requested()) {
       transfers.remove_if([](const Transfer& transfer) { return transfer.is_done.load(); });
-      const std::optional<std::string> wanted = transfers.size() < kMaxTransfers ? store.get(ticket_key(ticket)) : std::nullopt;
-      if (!wanted) {
+      const auto next = transfers.size() < kMaxTransfers ? next_ticket(store, num_seen, drawn) : std::nullopt;
+      if (!next) {
         std::this_thread::sleep_for(options.poll);
         continue;
       }
       Transfer& transfer = transfers.emplace_back();
-      transfer.thread = std::jthread([this, &transfer, ticket, wanted = *wanted] {
+      transfer.thread = std::jthread([this, &transfer, ticket = next->first, wanted = next->second] {
         send(transfer, ticket, wanted);
         transfer.close();  // which waits for the engine to do so too, a little: here, so that others are served meanwhile
         transfer.is_done = true;
       });
-      ++ticket;
     }
     for (Transfer& transfer : transfers) {
       std::lock_guard lock(transfer.mutex);

@@ -68,8 +68,7 @@ def test_fine_tuning_keeps_the_bias_and_gives_the_weights_of_one_rank():
         before = read_tensors(folder / "model/model.safetensors")
         for dtype in ("float32", "bfloat16"):
             of_dtype = ["--compute.dtype", dtype, "--optim.weight-decay", "0.1"]
-            one, log = fine_tune(folder, f"{dtype}-1", *of_dtype)
-            check("2 tensors of layers for multi-token prediction" in log, f"what was left out: {log[-2000:]}")
+            one, _ = fine_tune(folder, f"{dtype}-1", *of_dtype)
             ways = {"recomputed": ["--model.ac"], "gathered": ["--deployment.num-gpus", 2, "--model.reshard-after-forward"]}
             if dtype == "float32":
                 ways["two-ranks"] = ["--deployment.num-gpus", 2]
@@ -78,11 +77,13 @@ def test_fine_tuning_keeps_the_bias_and_gives_the_weights_of_one_rank():
                 check(fine_tune(folder, f"{dtype}-{name}", *of_dtype, *flags)[0] == one, f"{dtype}, {name}: other weights than one rank")
             after = saved(folder, f"{dtype}-1", STEPS)
             check(after[BIAS] == bias, f"{dtype}: the bias was {bias}, is {after[BIAS]}")
+            # The head for multi-token prediction is not trained, and kept.
+            head = {name for name in before if name.startswith("model.layers.2.")}
             unchanged = {name for name in after if after[name][2] == before[name][2]}
-            check(unchanged == {BIAS}, f"{dtype}: trained, and unchanged all the same: {unchanged}")
-            check(after.keys() == {name for name in before if not name.startswith("model.layers.2.")}, f"{dtype}: tensors {after.keys() ^ before.keys()}")
+            check(unchanged == {BIAS} | head, f"{dtype}: trained, and unchanged all the same: {unchanged}")
+            check(after.keys() == before.keys(), f"{dtype}: tensors {after.keys() ^ before.keys()}")
             config = json.loads((folder / f"{dtype}-1/weights/step_{STEPS}/config.json").read_text())
-            check(config["num_nextn_predict_layers"] == 0, "config.json names a layer that is not there")
+            check(config["num_nextn_predict_layers"] == 1, "config.json does not name a layer that is there")
         rows = harness.metrics(folder / "float32-1")
         check(all(0 < rows[step]["routing_confidence/mean"] <= 1 for step in range(1, STEPS + 1)), f"how experts are used: {rows[STEPS]}")
         fine_tune(folder, "resumed", "--compute.dtype", "float32", "--optim.weight-decay", "0.1", steps=2)
