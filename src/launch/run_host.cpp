@@ -37,10 +37,11 @@ class Orchestrators {
  public:
   Orchestrators(const config::RlConfig& config, const RoleChildren& roles, Supervisor& supervisor)
       : config_(config), roles_(roles), supervisor_(supervisor) {
-    // Those that had ended before are not begun again, unless their configuration is another since.
+    // Those that had ended before are not begun again, unless their configuration is another since. One without orch.toml was started by
+    // hand, and is nobody's here.
     for (const RunReport& report : read_runs_file(config.output_dir))
       for (const RunFolder& run : find_run_folders(config.output_dir))
-        if (run.name == report.name && report.state == "ended" && report.stamp == to_string(run.stamp))
+        if (run.name == report.name && report.state == "ended" && report.stamp == to_string(run.stamp) && fs::exists(config_of(run)))
           seen_[run.name] = {.wish = wish_of(run), .is_begun = true};
   }
 

@@ -403,6 +403,7 @@ def test_one_launch_serves_runs_that_come_and_goes_on_after_kills():
             stopping(launch)
         for name in wanted:
             check(saved(out / f"run_{name}", 16) == wanted[name], f"{name} is not what it is without kills")
+        (out / "run_two/configs/orch.toml").unlink()  # as if its orchestrator had been started by hand
         with harness.running("rl", *flags, log=folder / "again.log") as launch:
             prl("runs", "add", "three", "--config", orchestrator_config(folder / "three.toml", "three", port, max_steps=1), "--output-dir", out)
             harness.wait_until(lambda: has_state(out, "three", "ended") or launch.poll() is not None, 120, "another run")
