@@ -152,7 +152,7 @@ int run_bench(const config::ParsedCommand& parsed) {
   if (config.num_layers > options.model.num_layers)
     fail(ErrorCode::kInvalidArgument, "prl bench: num_layers is {}, the shape has {}", config.num_layers, options.model.num_layers);
   if (config.num_layers > 0) options.model.num_layers = config.num_layers;
-  options.model.has_eight_bit_weights = config.quantization.has_value();
+  options.model.eight_bits = launch::eight_bits_of(config.quantization);
   options.dtype = launch::compute_dtype(config.compute.dtype, launch::device_kind(config.compute));
   options.runtime = launch::make_runtime(config.compute);
   options.num_threads = config.compute.num_threads;

@@ -88,7 +88,8 @@ struct InferenceModelConfig {
     v.field("rope_scaling", rope_scaling,
             "Table in place of rope_scaling in config.json, for longer texts: rope_type (yarn, linear, llama3, longrope, default) and its "
             "keys");
-    v.field("quantization", quantization, "fp8: weights of 8 bits, with a factor for each row; exact beside a trainer with the same");
+    v.field("quantization", quantization,
+            "fp8: weights of 8 bits, with a factor for each row; w8a8_fp8: inputs of products too. Exact beside a trainer with the same");
   }
 };
 

@@ -110,13 +110,16 @@ struct LoraConfig {
   }
 };
 
-/// Weights of 8 bits (ops/eight_bit.hpp); activations stay in the compute dtype.
+/// Weights of 8 bits (ops/eight_bit.hpp), and perhaps inputs of products with them.
 struct Fp8Quantization {
   static constexpr std::string_view kType = "fp8";
+  bool activations = false;
   bool enable_grouped_gemm = true;
   std::optional<std::vector<std::string>> ignore_patterns;
   template <class V>
   void visit(V& v) {
+    v.field("activations", activations,
+            "Also round the inputs of products to 8 bits, a factor for each row, but those of experts; gradients stay as they are");
     v.field("enable_grouped_gemm", enable_grouped_gemm, "Also quantise the products of experts");
     v.field("ignore_patterns", ignore_patterns, "Modules that stay as they are, as regular expressions",
             {.status = not_built("a choice of modules; routers, the embedding and the head stay as they are")});
@@ -139,6 +142,10 @@ struct MxFp8Quantization {
   }
 };
 using QuantizationConfig = std::variant<Fp8Quantization, MxFp8Quantization>;
+
+/// What inference.model.quantization says of engines that multiply as a trainer with this does.
+inline constexpr std::string_view kFp8Weights = "fp8", kFp8Products = "w8a8_fp8";
+std::optional<std::string> served_quantization(const std::optional<QuantizationConfig>& trained);
 
 struct IndexCacheConfig {
   int topk_freq = 1;

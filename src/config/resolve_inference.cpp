@@ -140,8 +140,9 @@ void check_routing(const RoutingConfig& routing, const std::string& prefix, cons
 }
 
 void check_quantization(const InferenceModelConfig& model, const Check& check) {
-  if (model.quantization && *model.quantization != "fp8")
-    check.not_built("model.quantization", fmt::format("weights quantised as \"{}\"; use fp8", *model.quantization));
+  if (model.quantization && *model.quantization != kFp8Weights && *model.quantization != kFp8Products)
+    check.not_built("model.quantization",
+                    fmt::format("weights quantised as \"{}\"; use {} or {}", *model.quantization, kFp8Weights, kFp8Products));
 }
 
 void check_inference(InferenceConfig& config, const Check& check) {

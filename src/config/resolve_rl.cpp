@@ -498,11 +498,12 @@ void check_models(RlConfig& config, const Check& check) {
   }
   if (config.inference) {
     std::optional<std::string>& served = config.inference->model.quantization;
-    const bool is_trained = config.trainer.model.quantization.has_value();
-    if (is_trained && !check.is_set("inference.model.quantization")) served = "fp8";
-    if (served.has_value() != is_trained)
+    const std::optional<std::string> trained = served_quantization(config.trainer.model.quantization);
+    if (trained && !check.is_set("inference.model.quantization")) served = trained;
+    if (served != trained)
       check.problem("inference.model.quantization",
-                    "must be as trainer.model.quantization: engines and the trainer multiply with the same weights");
+                    fmt::format("must be as trainer.model.quantization: engines and the trainer multiply alike; wanted {}, found {}",
+                                trained.value_or("none"), served.value_or("none")));
   }
   if (config.trainer.model.name != student) complain("trainer.model.name", config.trainer.model.name);
   if (config.orchestrator.run)

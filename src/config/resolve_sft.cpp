@@ -62,7 +62,8 @@ void check_evaluation(SftConfig& config, const Check& check) {
   if (!engine.is_set("compute.device") && (config.compute.device == DeviceKind::kCpu || (node != nullptr && node->num_infer_gpus == 0)))
     config.inference->compute.device = DeviceKind::kCpu;
   if (!engine.is_set("model.chat_template")) config.inference->model.chat_template = config.tokenizer.chat_template;
-  if (config.model.quantization && !engine.is_set("model.quantization")) config.inference->model.quantization = "fp8";
+  if (config.model.quantization && !engine.is_set("model.quantization"))
+    config.inference->model.quantization = served_quantization(config.model.quantization);
   detail::check_eval_engine(*config.inference, config.model.name, "model.name", engine);
   if (node == nullptr) return;
   if (config.inference->parallel.tp > 1 && config.inference->compute.device != DeviceKind::kCpu)

@@ -543,6 +543,9 @@ TEST(ResolveRl, EnginesHaveTheTrainersWeightsOfEightBits) {
   EXPECT_TRUE(std::holds_alternative<Fp8Quantization>(rl.config.trainer.model.quantization.value()));
   EXPECT_EQ(rl.config.inference->model.quantization, "fp8");
   EXPECT_THAT(error_of<RlConfig>(kRlLine + "--inference.model.quantization fp8"), HasSubstr("trainer.model.quantization"));
+  const std::string both = kRlLine + "--trainer.model.quantization.type fp8 --trainer.model.quantization.activations ";
+  EXPECT_EQ(load_line<RlConfig>(both).config.inference->model.quantization, "w8a8_fp8");
+  EXPECT_THAT(error_of<RlConfig>(both + "--inference.model.quantization fp8"), HasSubstr("wanted w8a8_fp8, found fp8"));
   EXPECT_TRUE(is_not_built(load_line<InferenceConfig>("inference --model.name m --quantization awq").not_built, "quantised as \"awq\""));
   EXPECT_EQ(load_line<SftConfig>("sft --model.name m --data.name d.jsonl --model.fp8 --eval.env.0.id reverse-text")
                 .config.inference->model.quantization,

@@ -6,6 +6,13 @@
 #include "config/detail/check.hpp"
 
 namespace prl::config {
+
+std::optional<std::string> served_quantization(const std::optional<QuantizationConfig>& trained) {
+  if (!trained) return std::nullopt;
+  const auto* fp8 = std::get_if<Fp8Quantization>(&*trained);
+  return std::string(fp8 != nullptr && fp8->activations ? kFp8Products : kFp8Weights);
+}
+
 namespace detail {
 namespace {
 

@@ -399,7 +399,7 @@ struct BenchConfig {
     v.field("model", model, "Model folder whose shape is taken; `shape` if not set");
     v.field("shape", shape, "Shape of the random model: smollm2-135m, or qwen3- and 0.6b, 1.7b, 4b, 8b, 14b, 32b, 30b-a3b");
     v.field("num_layers", num_layers, "Only that many layers of the shape, where all would not fit; 0 for all", {.min = 0});
-    v.field("quantization", quantization, "fp8: with weights of 8 bits, as model.quantization of a run");
+    v.field("quantization", quantization, "fp8, w8a8_fp8: as inference.model.quantization");
     v.field("num_sequences", num_sequences, "Sequences decoded at once", {.min = 1});
     v.field("tp", tp, "Of suites decode and prefill: devices that share the layers; measured beside one device",
             {.unit = "devices", .min = 1, .max = 8});

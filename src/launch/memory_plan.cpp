@@ -52,7 +52,7 @@ constexpr const char* kSmallerActivations =
 
 std::size_t weight_bytes(const nn::ModelConfig& model, DType compute) {
   const std::size_t values = static_cast<std::size_t>(model.num_parameters()) * size_of(compute);
-  return model.has_eight_bit_weights ? values + nn::eight_bit_code_bytes(*nn::make_tensor_table(model), compute) : values;
+  return model.eight_bits != nn::EightBits::kNone ? values + nn::eight_bit_code_bytes(*nn::make_tensor_table(model), compute) : values;
 }
 
 std::string gib(std::size_t bytes) { return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / kGiB); }
@@ -211,6 +211,8 @@ MemoryPlan foretell_training(std::size_t available, const TrainingShape& shape, 
   if (bytes.host_masters > 0) plan.host.emplace_back("masters", bytes.host_masters);
   if (bytes.host_optimizer > 0) plan.host.emplace_back("optimizer", bytes.host_optimizer);
   const std::int64_t own_tokens = tokens_of_rank(shape.step, shape.seq_len);
+  if (const std::size_t rounded = nn::rounded_input_bytes(shape.model, own_tokens); rounded > 0)
+    plan.parts.emplace_back("inputs of 8 bits", rounded);
   const auto activations_with = [&](std::int64_t num_kept_logits) {
     return nn::activation_bytes(shape.model, compute, own_tokens, shape.policy.checkpointing, shape.policy.offload, num_kept_logits);
   };

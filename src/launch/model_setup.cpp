@@ -108,6 +108,11 @@ double measured_peak_flops(const config::ComputeConfig& compute, DType dtype) {
   return best;
 }
 
+nn::EightBits eight_bits_of(const std::optional<std::string>& quantization) {
+  if (!quantization) return nn::EightBits::kNone;
+  return *quantization == config::kFp8Products ? nn::EightBits::kProducts : nn::EightBits::kWeights;
+}
+
 DType compute_dtype(config::ComputeDType wanted, DeviceKind device) {
   switch (wanted) {
     case config::ComputeDType::kFloat16:  // of engines: every float16 is a float32

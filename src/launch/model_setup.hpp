@@ -11,6 +11,7 @@
 #include "config/shared_config.hpp"
 #include "device/device.hpp"
 #include "env/registry.hpp"
+#include "nn/model_config.hpp"
 #include "tensor/dtype.hpp"
 #include "text/chat_template.hpp"
 #include "text/renderer.hpp"
@@ -37,6 +38,8 @@ std::shared_ptr<DeviceRuntime> make_runtime(const config::ComputeConfig& compute
 double measured_peak_flops(const config::ComputeConfig& compute, DType dtype);
 /// bfloat16 where the device multiplies it in hardware, else float32, unless the configuration says which.
 DType compute_dtype(config::ComputeDType wanted, DeviceKind device);
+/// Of inference.model.quantization, which is one that is built.
+nn::EightBits eight_bits_of(const std::optional<std::string>& quantization);
 /// That of adapters of a model that computes in `base`: the same, or float32. Error{kInvalidArgument} naming `key` for another.
 DType adapter_dtype(config::ComputeDType wanted, DType base, std::string_view key);
 

@@ -68,7 +68,7 @@ trainer::PolicyOptions policy_options(const config::TrainerConfig& config, const
   }
   if (config.model.fsdp_cpu_offload && runtime->device().kind != DeviceKind::kCpu)
     options.masters_host = make_host_link(runtime, /*page_locked=*/true);
-  options.has_eight_bit_weights = config.model.quantization.has_value();
+  options.eight_bits = eight_bits_of(config::served_quantization(config.model.quantization));
   if (const auto* fp8 = config.model.quantization ? std::get_if<config::Fp8Quantization>(&*config.model.quantization) : nullptr)
     PRL_CHECK(fp8->enable_grouped_gemm, "model.quantization: what is not built is refused where configurations are resolved");
   options.freezes_routers = config.model.freeze_moe_router;

@@ -100,6 +100,15 @@ struct PerToken {
 
 }  // namespace
 
+std::size_t rounded_input_bytes(const ModelConfig& config, std::int64_t num_tokens) {
+  if (config.eight_bits != EightBits::kProducts) return 0;
+  std::int64_t widest = std::max(config.hidden_size, config.num_heads * config.head_dim);
+  for (std::int64_t layer = 0; layer < config.num_layers; ++layer)
+    widest = std::max(widest, config.is_sparse(layer) ? config.shared_expert_size : config.active_mlp_size(layer));
+  if (!config.linear.layers.empty()) widest = std::max(widest, config.linear.value_width());
+  return static_cast<std::size_t>(num_tokens * (widest + static_cast<std::int64_t>(sizeof(float))));
+}
+
 ActivationBytes activation_bytes(const ModelConfig& config, DType compute, std::int64_t num_tokens,
                                  const ActivationCheckpointing& checkpointing, const ActivationOffload& offload,
                                  std::int64_t num_kept_logits) {

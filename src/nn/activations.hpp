@@ -38,6 +38,10 @@ struct KeptActivations {
   bool is_checkpointed(std::int64_t layer) const noexcept { return checkpointing.freq > 0 && layer % checkpointing.freq == 0; }
 };
 
+/// Scratch memory that rounding the inputs of products takes in a pass over `num_tokens`, where EightBits says that they are: codes of the
+/// widest, and factors.
+std::size_t rounded_input_bytes(const ModelConfig& config, std::int64_t num_tokens);
+
 /// Predicts the memory of a TrainableModel for passes over `num_tokens` that save `num_kept_logits` rows of logits, from sizes alone;
 /// scratch memory of ops is not included.
 struct ActivationBytes {

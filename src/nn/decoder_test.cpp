@@ -322,7 +322,9 @@ INSTANTIATE_TEST_SUITE_P(
         ExactCase{"gemma3_text", DType::kBF16}, ExactCase{"gemma3_text_window", DType::kF32}, ExactCase{"gemma3_text_window", DType::kBF16},
         ExactCase{"gemma3_text", DType::kBF16, true}, ExactCase{"qwen3_eight", DType::kBF16}, ExactCase{"qwen3_moe_eight", DType::kF32},
         ExactCase{"nemotron_h", DType::kF32}, ExactCase{"nemotron_h", DType::kBF16}, ExactCase{"nemotron_h", DType::kBF16, true},
-        ExactCase{"nemotron_h_narrow", DType::kBF16}, ExactCase{"nemotron_h_eight", DType::kBF16}),
+        ExactCase{"nemotron_h_narrow", DType::kBF16}, ExactCase{"nemotron_h_eight", DType::kBF16},
+        ExactCase{"qwen3_eight_products", DType::kF32}, ExactCase{"qwen3_eight_products", DType::kBF16},
+        ExactCase{"qwen3_eight_products", DType::kBF16, true}),
     [](const auto& test) {
       return test.param.family + (test.param.is_wide ? "_wide" : "") + (test.param.compute == DType::kF32 ? "_f32" : "_bf16");
     });

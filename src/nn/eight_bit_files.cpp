@@ -64,7 +64,7 @@ void mark_eight_bit(const ModelConfig& config, std::span<WeightSource> sources) 
          "quantization fp8: files of a {} model have all experts of a layer in one tensor, for which there are no scales of rows",
          config.model_type);
   ModelConfig eight = config;
-  eight.has_eight_bit_weights = true;
+  eight.eight_bits = EightBits::kWeights;
   const TensorTablePtr table = make_tensor_table(eight);
   std::set<std::string_view> names;
   for (const TensorSpec& spec : table->tensors())

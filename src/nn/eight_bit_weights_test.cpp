@@ -65,7 +65,7 @@ TEST(EightBitWeights, EveryWayOfMakingThemGivesTheSame) {
     save_pretrained(*model.parameters, folder / "masters", compute, {}, std::uint64_t{1} << 30);
     save_merged(made, folder / "made", compute, {}, std::uint64_t{1} << 30);
     for (const char* name : {"masters", "made"}) {
-      const ModelConfig config = load_model_config(folder / name, {.has_eight_bit_weights = true});
+      const ModelConfig config = load_model_config(folder / name, {.eight_bits = EightBits::kWeights});
       EXPECT_EQ(checksum(*load_weights(model.ctx(), config, folder / name, compute, PolicyVersion{1}, nullptr)).combined, wanted) << name;
     }
     const ModelConfig plain = load_model_config(folder / "made");

@@ -300,7 +300,7 @@ std::int64_t stretched_positions(const ConfigReader& reader, const ModelConfig& 
 ModelConfig load_model_config(const fs::path& folder, const ConfigOverrides& overrides) {
   const fs::path path = folder / "config.json";
   ModelConfig config;
-  config.has_eight_bit_weights = overrides.has_eight_bit_weights;
+  config.eight_bits = overrides.eight_bits;
   json::value value = parse_json_file(path, config.raw_json);
   take_text_config(path, value, config);
   if (!overrides.rope_scaling.empty()) replace_rope(overrides.rope_scaling, value.get_object());

@@ -103,6 +103,14 @@ struct LatentAttention {
   }
 };
 
+/// How the matrices of layers are multiplied with; routers, the embedding and the head as they are. A choice of the run: no config.json says
+/// it.
+enum class EightBits : std::uint8_t {
+  kNone,
+  kWeights,   ///< as those of 8 bits that are nearest to their values (ops/eight_bit.hpp)
+  kProducts,  ///< and their inputs are rounded to 8 bits as well, but for experts' (ops::WeightUse::kEightBitProduct)
+};
+
 /// A decoder as Hugging Face's config.json describes it. Families differ in names and in these switches only.
 struct ModelConfig {
   std::string model_type;    ///< "llama", "mistral", "qwen3_moe", ...: that of a Family; SmolLM2 says "llama"
@@ -162,9 +170,7 @@ struct ModelConfig {
   bool norm_topk_prob = false;                  ///< the active experts' probabilities are divided by their sum
   // Experts are chosen by sigmoids of their own and a bias (GLM-4.5, DeepSeek-V3) in place of one softmax over all.
   bool has_score_router = false;
-  /// The matrices of layers are multiplied with as those of 8 bits that are nearest to their values (ops/eight_bit.hpp); routers, the
-  /// embedding and the head as they are. A choice of the run: no config.json says it.
-  bool has_eight_bit_weights = false;
+  EightBits eight_bits = EightBits::kNone;
   std::int64_t num_expert_groups = 1, num_active_groups = 1;  ///< a token's experts are of the groups that have the best
   double routed_scale = 1.0;                                  ///< multiplies the weights of a token's experts
   /// Layers behind the last one that files may hold (multi-token prediction): they are no part of the model here.
@@ -229,7 +235,7 @@ struct ConfigOverrides {
   /// that it does not have stay the file's, its original_max_position_embeddings is also that of the top level. max_position_embeddings
   /// becomes `factor` times the original length where that is more.
   std::string rope_scaling = {};
-  bool has_eight_bit_weights = false;  ///< of ModelConfig
+  EightBits eight_bits = EightBits::kNone;
 };
 
 /// Reads <folder>/config.json. Error{kNotFound|kCorrupt|kNotImplemented} names the key and what was found: an unknown

@@ -432,7 +432,8 @@ TensorTablePtr make_tensor_table(const ModelConfig& config, Shard shard) {
                       .num_taps = row.slot == Slot::kLinearConv ? config.linear.num_taps : 0,
                       .num_stored_rows = stored_rows_of_vector(config, row.slot),
                       .is_shared = row.is_shared,
-                      .is_eight_bit = config.has_eight_bit_weights && is_layer_product(row.block)};
+                      .is_eight_bit = config.eight_bits != EightBits::kNone && is_layer_product(row.block),
+                      .rounds_inputs = config.eight_bits == EightBits::kProducts && is_layer_product(row.block) && expert < 0};
       if (row.is_shared) {
         const std::int64_t rows = spec.shape[0] / shard.size;
         spec.first_stored_row = shard.rank * rows;
@@ -557,6 +558,7 @@ void TensorTable::make_blocks(bool ties_head) {
     if (last == nullptr || last->kind != spec.block || last->layer != spec.layer || last->expert != spec.expert) {
       blocks_.push_back({spec.block, spec.layer, spec.expert, spec.shape, spec.trainable, i, 1});
       blocks_.back().is_eight_bit = spec.is_eight_bit;
+      blocks_.back().rounds_inputs = spec.rounds_inputs;
       continue;
     }
     PRL_CHECK(last->trainable == spec.trainable && with_rows(last->shape, spec.shape[0]) == spec.shape,

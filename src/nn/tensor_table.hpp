@@ -189,7 +189,8 @@ struct TensorSpec {
   std::int64_t num_stored_rows = 0;   ///< more than 0: a vector that files have as a matrix of so many rows
   bool is_shared = false;             ///< devices that share layers hold a part of its rows each; otherwise each holds all of it
   std::int64_t first_stored_row = 0;  ///< of `shape`'s rows, in the tensor of the whole model
-  bool is_eight_bit = false;          ///< is multiplied with as ops::WeightUse::kEightBit says (ModelConfig::has_eight_bit_weights)
+  bool is_eight_bit = false;          ///< is multiplied with as ops::WeightUse::kEightBit says (ModelConfig::eight_bits)
+  bool rounds_inputs = false;         ///< or as kEightBitProduct says
   float lora_scale = 0;  ///< of an adapter's tensors: what its product is multiplied by; `slot` is that of the tensor it adapts
   // ----
   std::int64_t first_row = 0;  ///< where it begins in its block, along dimension 0
@@ -219,7 +220,7 @@ struct BlockSpec {
   bool trainable = true;
   std::size_t first_tensor = 0, num_tensors = 0;
   std::int64_t offset = -1;   ///< as TensorSpec::offset
-  bool is_eight_bit = false;  ///< as TensorSpec's
+  bool is_eight_bit = false, rounds_inputs = false;  ///< as TensorSpec's
 
   bool is_matrix() const noexcept { return shape.num_dims() == 2; }
   ElementRange range() const noexcept { return {offset, offset + shape.num_elements()}; }

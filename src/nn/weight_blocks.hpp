@@ -18,6 +18,7 @@ std::shared_ptr<Weights> start_weights(ops::OpContext& ctx, const ModelConfig& c
 inline ConstTensorView view_of_bias(const Tensor& bias) { return bias.defined() ? ConstTensorView(bias.view()) : ConstTensorView{}; }
 
 inline ops::WeightUse use_of(const BlockSpec& block) {
+  if (block.rounds_inputs) return ops::WeightUse::kEightBitProduct;
   if (block.is_eight_bit) return block.expert < 0 ? ops::WeightUse::kEightBit : ops::WeightUse::kEightBitExpert;
   return is_lora(block.kind) ? ops::WeightUse::kAdapter : ops::WeightUse::kMatrix;
 }

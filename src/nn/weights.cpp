@@ -93,7 +93,9 @@ const ops::LinearWeight& Weights::matrix(Block block, std::int64_t layer, std::i
 std::size_t eight_bit_code_bytes(const TensorTable& table, DType compute) {
   std::int64_t bytes = 0;
   for (const BlockSpec& block : table.blocks())
-    if (compute == DType::kBF16 && block.is_matrix() && use_of(block) == ops::WeightUse::kEightBit)
+    if (compute == DType::kBF16 && block.is_matrix() && block.rounds_inputs)
+      bytes += ops::eight_bit_product_bytes(block.shape[0], block.shape[1]);
+    else if (compute == DType::kBF16 && block.is_matrix() && use_of(block) == ops::WeightUse::kEightBit)
       bytes += ops::eight_bit_code_bytes(block.shape[0], block.shape[1]);
   return static_cast<std::size_t>(bytes);
 }

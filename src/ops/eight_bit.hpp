@@ -17,12 +17,12 @@ namespace prl::ops {
 /// Of rows with larger magnitudes than 448 * 2^kMaxEightBitExponent that value is the largest; smaller rows than 2^kMin... become zero.
 inline constexpr int kMaxEightBitExponent = 7, kMinEightBitExponent = -100;
 
-/// The smallest n with `greatest` <= 448 * 2^n. `greatest` is a finite magnitude.
-PRL_HOST_AND_DEVICE constexpr int eight_bit_exponent(float greatest) noexcept {
+/// The smallest n with `greatest` <= 448 * 2^n, at most `most`. `greatest` is a finite magnitude.
+PRL_HOST_AND_DEVICE constexpr int eight_bit_exponent(float greatest, int most = kMaxEightBitExponent) noexcept {
   const auto bits = __builtin_bit_cast(std::uint32_t, greatest);
   const int exponent = static_cast<int>(bits >> 23) - 127;  // greatest = 1.mantissa * 2^exponent; 448 = 1.75 * 2^8
   const int n = exponent - 8 + ((bits & 0x7fffffu) > 0x600000u ? 1 : 0);
-  return n > kMaxEightBitExponent ? kMaxEightBitExponent : n < kMinEightBitExponent ? kMinEightBitExponent : n;
+  return n > most ? most : n < kMinEightBitExponent ? kMinEightBitExponent : n;
 }
 
 /// The code of the number nearest to w * 2^-n, ties to even; below 2^-7 zero, and below 2^-6 that.
@@ -47,6 +47,30 @@ PRL_HOST_AND_DEVICE constexpr float eight_bit_value(std::uint8_t code, int n) no
 
 /// w as its row with exponent n holds it.
 PRL_HOST_AND_DEVICE constexpr float eight_bit_rounded(float w, int n) noexcept { return eight_bit_value(eight_bit_code(w, n), n); }
+
+// Inputs of products of two 8-bit numbers: all numbers of E4M3, the subnormal ones (below 2^-6, multiples of 2^-9) too, times a power of
+// two for each row. Exact in bfloat16 and float32 as well. A row with what is no finite number becomes NaN.
+
+/// As kMaxEightBitExponent, of rows of inputs: 448 times that is a finite number.
+inline constexpr int kMaxInputExponent = 118;
+
+/// 2^n.
+PRL_HOST_AND_DEVICE constexpr float power_of_two(int n) noexcept {
+  return __builtin_bit_cast(float, static_cast<std::uint32_t>(n + 127) << 23);
+}
+/// The number of E4M3 nearest to x, ties to even; beyond 448 that.
+PRL_HOST_AND_DEVICE constexpr float nearest_eight_bit(float x) noexcept {
+  const auto bits = __builtin_bit_cast(std::uint32_t, x);
+  const std::uint32_t sign = bits & 0x80000000u, magnitude = bits & 0x7fffffffu;
+  constexpr float kSteps = 0x1.8p14f;  // between it and its neighbours lie 2^-9
+  const float small = __builtin_bit_cast(float, magnitude) + kSteps - kSteps;
+  const std::uint32_t large = (magnitude + 0x7ffffu + (magnitude >> 20 & 1u)) & 0xfff00000u;
+  const std::uint32_t rounded = magnitude < 0x3c800000u ? __builtin_bit_cast(std::uint32_t, small) : large > 0x43e00000u ? 0x43e00000u : large;
+  return __builtin_bit_cast(float, sign | rounded);
+}
+
+/// Bytes of what a GPU keeps beside the values of a matrix that is multiplied with in 8 bits: codes and a factor for each row.
+constexpr std::int64_t eight_bit_product_bytes(std::int64_t N, std::int64_t K) noexcept { return N * (K + 4); }
 
 /// Of matrices [N, K] with fewer outputs, or with so many and more inputs than that, no kernel of a GPU reads codes: a step along K takes
 /// 0.2 us on an H200 until they are widened and multiplied with, in which weights of 16 bits for some 3,600 outputs are read.

@@ -17,6 +17,7 @@ class LinearWeight {
   DType dtype() const noexcept { return dtype_; }                     ///< compute dtype: kF32 or kBF16
   bool has_bias() const noexcept { return has_bias_; }
   bool has_backward() const noexcept { return has_backward_; }
+  bool rounds_inputs() const noexcept { return rounds_inputs_; }  ///< WeightUse::kEightBitProduct
   virtual std::size_t num_bytes() const noexcept = 0;
   /// Row `n` of W in compute dtype values widened to fp32 into out_K, for checksums and saving.
   virtual void unpack_row(std::int64_t n, float* out_K) const = 0;
@@ -30,6 +31,7 @@ class LinearWeight {
   DType dtype_ = DType::kF32;
   bool has_bias_ = false;
   bool has_backward_ = false;
+  bool rounds_inputs_ = false;
 };
 using LinearWeightPtr = std::shared_ptr<const LinearWeight>;
 
@@ -42,8 +44,13 @@ enum class WeightUse : std::uint8_t {
   /// tensor becomes those values.
   kEightBit,
   kEightBitExpert,  ///< the same, of one of the matrices that grouped_linear() multiplies with together
+  /// The same, and linear() rounds rows of its input to 8 bits as well (eight_bit.hpp), so that a device may form products of 8-bit
+  /// numbers. What adapters read, and gradients, are not rounded: the gradient passes the rounding as if there were none.
+  kEightBitProduct,
 };
-constexpr bool is_eight_bit(WeightUse use) noexcept { return use == WeightUse::kEightBit || use == WeightUse::kEightBitExpert; }
+constexpr bool is_eight_bit(WeightUse use) noexcept {
+  return use == WeightUse::kEightBit || use == WeightUse::kEightBitExpert || use == WeightUse::kEightBitProduct;
+}
 
 /// Packs w_NK [N, K] (kF32 or kBF16, contiguous), rounded to `compute`, and bias_N [N] fp32 (data == nullptr for none).
 /// `with_backward` also keeps what linear_backward_input needs.
@@ -58,11 +65,12 @@ LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView
 /// True where `share_linear` shares memory, so that all weights of a model can be parts of one array.
 bool shares_weights(const OpContext& ctx);
 
-/// y_TN = x_TK W^T + b.
+/// y_TN = x_TK W^T + b; of a weight that rounds its inputs x_TK is rounded to 8 bits first, each row by itself.
 ///
 /// Shapes    x [T, K], y [T, N], both in w.dtype() (y may also be kF32); row-strided views allowed.
 /// Numerics  products summed in fp32, in one order of K per output element that depends on (N, K) and the CPU kind alone:
-///           a row of y depends on its row of x and on w, never on T or on the thread count (batch-invariant).
+///           a row of y depends on its row of x and on w, never on T or on the thread count (batch-invariant). Products of 8-bit
+///           numbers on compute capability 9.0: as its tensor cores sum 128 inputs, and those sums in fp32, in order.
 /// `next`: the weight of the product after this one, if known: a prefetch hint, harmless if it is freed before.
 void linear(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearWeight& w, const LinearWeight* next = nullptr);
 

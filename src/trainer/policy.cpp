@@ -20,7 +20,7 @@ nn::ModelConfig model_config(const PolicyOptions& options) {
     PRL_CHECK(options.random_init, "a shape has no weights to load");
     return *options.shape;
   }
-  nn::ModelConfig config = nn::load_model_config(options.model, {.has_eight_bit_weights = options.has_eight_bit_weights});
+  nn::ModelConfig config = nn::load_model_config(options.model, {.eight_bits = options.eight_bits});
   if (options.mtp && options.mtp->init && !config.mtp && !config.has_single_parts) config.mtp = nn::MtpConfig{};
   if (options.mtp && !config.mtp)
     fail(ErrorCode::kInvalidArgument,
@@ -264,7 +264,7 @@ void Policy::save(const std::filesystem::path& folder, const nn::Companions& com
   else if (gathered_.defined())
     nn::save_model_folder(config(), nn::flat_sources(*parameters_.table(), gathered_), folder, options_.compute, companions,
                           max_shard_bytes);
-  else if (parameters_.holds_all() && !config().has_eight_bit_weights)  // else what is computed with is saved, not the masters
+  else if (parameters_.holds_all() && config().eight_bits == nn::EightBits::kNone)  // else what is computed with is saved, not the masters
     nn::save_pretrained(parameters_, folder, options_.compute, companions, max_shard_bytes,
                         head_ != nullptr ? &head_->parameters() : nullptr);
   else

@@ -49,7 +49,7 @@ struct PolicyOptions {
   std::optional<DType> adapter_dtype{};       ///< that the adapter computes in: kF32, or `compute`, as without it
   MasterShare share{};                        ///< so that masters are never whole; a GradientStep with other ranks changes it
   bool gathers_layers = false;                ///< nn::LayeredWeights: a GradientStep brings layers from the ranks; not with lora
-  bool has_eight_bit_weights = false;         ///< nn::ModelConfig's
+  nn::EightBits eight_bits = nn::EightBits::kNone;
   bool freezes_routers = false;               ///< routers of experts are not trained, as they never are with lora
   bool replays_routes = false;                ///< tokens of rows take the experts that the rows say (MicroBatch::routed_experts)
   bool balances_routes = false;              ///< token t of a row takes experts t * K to t * K + K - 1, modulo their number, in every layer

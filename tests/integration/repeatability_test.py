@@ -104,13 +104,14 @@ def test_bfloat16_is_exact_too():
 def test_weights_of_eight_bits_are_exact_too():
     with harness.workspace("eight") as folder:
         eight = ("--trainer.model.quantization.type", "fp8")
-        for dtype in ("float32", "bfloat16"):
-            first = run(folder, f"first-{dtype}", *eight, "--compute.dtype", dtype)
+        both = (*eight, "--trainer.model.quantization.activations")
+        for dtype, how, without in (("float32", eight, ()), ("bfloat16", both, eight)):
+            first = run(folder, f"first-{dtype}", *how, "--compute.dtype", dtype)
             check_no_mismatch(first, 10)
             wanted = state(first, 10)
-            check(state(run(folder, f"plain-{dtype}", "--compute.dtype", dtype), 10) != wanted, "weights of 8 bits change nothing")
+            check(state(run(folder, f"plain-{dtype}", *without, "--compute.dtype", dtype), 10) != wanted, f"{how} changes nothing")
             port = ("--deployment.type", "single_node", "--inference.server.port", harness.free_port())
-            check(state(run(folder, f"processes-{dtype}", *eight, *port, "--compute.dtype", dtype), 10) == wanted, "a process per role differs")
+            check(state(run(folder, f"processes-{dtype}", *how, *port, "--compute.dtype", dtype), 10) == wanted, "a process per role differs")
         whole = run(folder, "whole", *eight, "--ckpt.interval", 5)
         run(folder, "parts", *eight, max_steps=5)
         check(state(run(folder, "parts", *eight, "--ckpt.resume-step", 5), 10) == state(whole, 10), "a resumed run differs")

@@ -1,10 +1,14 @@
 #include <algorithm>
+#include <bit>
+#include <limits>
+#include <type_traits>
 
 #include "ops/cpu/bodies.hpp"
 #include "ops/cpu/gemm.hpp"
 #include "ops/cpu/linear_weight.hpp"
 #include "ops/cpu/parallel.hpp"
 #include "ops/cpu/table.hpp"
+#include "ops/eight_bit.hpp"
 
 namespace prl::ops::cpu {
 namespace {
@@ -31,11 +35,56 @@ struct StoreRows {
   }
 };
 
-void product(OpContext& ctx, const GemmKernels& k, TensorView out, const GemmLeft& a, const GemmRight& b, const float* bias,
-             bool accumulate) {
+/// A row of inputs as products of 8-bit numbers read it.
+template <typename T>
+void round_inputs(T* out, const T* x, std::int64_t count) {
+  const auto value = [](T v) {
+    if constexpr (std::is_same_v<T, float>)
+      return v;
+    else
+      return to_f32(v);
+  };
+  const auto stored = [](float v) {
+    if constexpr (std::is_same_v<T, float>)
+      return v;
+    else
+      return to_bf16(v);
+  };
+  std::uint32_t greatest = 0;  // as bits: those of NaN are greater than all others
+  for (std::int64_t k = 0; k < count; ++k) greatest = std::max(greatest, std::bit_cast<std::uint32_t>(value(x[k])) & 0x7fffffffu);
+  if (greatest >= 0x7f800000u) {
+    std::fill_n(out, count, stored(std::numeric_limits<float>::quiet_NaN()));
+    return;
+  }
+  const int n = eight_bit_exponent(std::bit_cast<float>(greatest), kMaxInputExponent);
+  const float factor = power_of_two(n), inverse = power_of_two(-n);
+  for (std::int64_t k = 0; k < count; ++k) out[k] = stored(nearest_eight_bit(value(x[k]) * inverse) * factor);
+}
+
+/// `a` in `memory`, contiguous and rounded.
+GemmLeft rounded_to_eight_bits(OpContext& ctx, const GemmLeft& a, char* memory) {
+  parallel_rows(ctx, a.rows, a.depth, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t row = begin; row < end; ++row) {
+      const std::int64_t from = row * a.stride, to = row * a.depth;
+      if (a.dtype == DType::kF32)
+        round_inputs(reinterpret_cast<float*>(memory) + to, static_cast<const float*>(a.data) + from, a.depth);
+      else
+        round_inputs(reinterpret_cast<BFloat16*>(memory) + to, static_cast<const BFloat16*>(a.data) + from, a.depth);
+    }
+  });
+  return {.data = memory, .dtype = a.dtype, .stride = a.depth, .rows = a.rows, .depth = a.depth};
+}
+
+void product(OpContext& ctx, const GemmKernels& k, TensorView out, GemmLeft a, const GemmRight& b, const float* bias, bool accumulate,
+             bool rounds_inputs = false) {
   const bool direct = out.dtype == DType::kF32 && bias == nullptr;
   const GemmPlan plan = plan_gemm(ctx, k, a.rows, a.depth, b.cols, !direct);
-  char* memory = static_cast<char*>(ctx.workspace->require(plan.total_bytes));
+  const std::size_t rounded_bytes = rounds_inputs ? aligned_bytes(static_cast<std::size_t>(a.rows * a.depth) * size_of(a.dtype)) : 0;
+  char* memory = static_cast<char*>(ctx.workspace->require(plan.total_bytes + rounded_bytes));
+  if (rounds_inputs) {
+    a = rounded_to_eight_bits(ctx, a, memory);
+    memory += rounded_bytes;
+  }
   if (direct) {
     gemm(ctx, k, plan, a, b, {.c = out.as<float>(), .c_stride = out.row_stride, .accumulate = accumulate}, memory);
     return;
@@ -64,6 +113,7 @@ PackedWeight::PackedWeight(OpContext& ctx, ConstTensorView w, ConstTensorView bi
   dtype_ = compute;
   has_bias_ = bias.data != nullptr;
   has_backward_ = with_backward;
+  rounds_inputs_ = use == WeightUse::kEightBitProduct;
   const auto panels = [&](const GemmKernels& k, std::int64_t cols, std::int64_t depth) {
     return Tensor::empty(ctx.runtime, {static_cast<std::int64_t>(panels_bytes(k, cols, depth))}, DType::kU8);
   };
@@ -150,7 +200,8 @@ LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView
 void linear(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearWeight& weight, const LinearWeight* next) {
   const PackedWeight& w = packed(ctx, weight);
   if (next != nullptr && x_TK.shape.num_rows() == 1 && num_threads(ctx) > 1) read_ahead(ctx, *next);
-  product(ctx, *w.gemm, y_TN, rows_of(x_TK), forward_operand(w, 0, w.num_outputs()), w.has_bias() ? w.bias_N.as<float>() : nullptr, false);
+  const float* bias = w.has_bias() ? w.bias_N.as<float>() : nullptr;
+  product(ctx, *w.gemm, y_TN, rows_of(x_TK), forward_operand(w, 0, w.num_outputs()), bias, false, w.rounds_inputs());
 }
 
 void linear_backward_input(OpContext& ctx, TensorView dx_TK, ConstTensorView dy_TN, const LinearWeight& weight, bool accumulate) {

@@ -41,6 +41,7 @@ Product columns_of(const Product& p, std::int64_t first, std::int64_t count) {
 
 /// Whether the library computes this product: a property of the matrices alone, not of the number of rows or of their places.
 bool is_librarys(const Product& p, const cudaDeviceProp& device) {
+  if (p.in_dtype == DType::kU8) return true;
   const std::int64_t depth = device.major >= 9 ? kAlignedElements : kEvenDepth;
   return p.may_split || (p.in_dtype == DType::kBF16 && p.K % depth == 0 && is_row_aligned(p.b, p.b_stride, p.in_dtype));
 }
@@ -68,6 +69,10 @@ std::optional<FewRowsTile> few_rows(const OpContext& ctx, const Product& p, cons
 
 bool has_librarys_bits(const OpContext& ctx, const Product& p) {
   return is_exact() && is_librarys(p, properties_of(ctx)) && p.N % invariant_columns(p) == 0;
+}
+
+bool is_few_rows(const OpContext& ctx, const Product& p, const FewRowsFusion& fusion) {
+  return has_librarys_bits(ctx, p) && few_rows(ctx, p, fusion).has_value();
 }
 
 bool run_few_rows(const OpContext& ctx, const Product& p, const FewRowsFusion& fusion) {
@@ -106,6 +111,7 @@ struct Blas::Impl {
            to_string(p.in_dtype), to_string(p.out_dtype));
     if (p.bias != nullptr)
       lt.check(lt.desc_set(&plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p.bias, sizeof p.bias), "cublasLtMatmulDescSetAttribute");
+    if (p.in_dtype == DType::kU8) set_factors(lt, plan, p);
     const float one = 1.0f, beta = p.accumulate ? 1.0f : 0.0f;
     const cublasStatus_t status = lt.matmul(handle, &plan.desc, &one, p.b, &plan.a, p.a, &plan.b, &beta, p.out, &plan.out, p.out, &plan.out,
                                             &plan.algo, workspace, kWorkspaceBytes, stream_of(ctx));
@@ -119,7 +125,8 @@ struct Blas::Impl {
     Product q = p;
     q.M = std::max<std::int64_t>(p.M, 2);
     const auto in_size = static_cast<std::int64_t>(size_of(p.in_dtype)), out_size = static_cast<std::int64_t>(size_of(p.out_dtype));
-    const bool copies_in = p.M == 1 || !is_row_aligned(p.a, p.a_stride, p.in_dtype);
+    // Behind a single row of codes lies memory that may be read as a second one.
+    const bool copies_in = p.in_dtype != DType::kU8 && (p.M == 1 || !is_row_aligned(p.a, p.a_stride, p.in_dtype));
     const bool copies_out = p.M == 1 || !is_row_aligned(p.out, p.out_stride, p.out_dtype);
     char* in = nullptr;
     char* out = nullptr;

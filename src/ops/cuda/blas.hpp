@@ -30,6 +30,9 @@ struct Product {
   DType in_dtype = DType::kF32, out_dtype = DType::kF32;
   bool accumulate = false;
   const float* bias = nullptr;
+  /// With kU8 of `in_dtype`: a and b are codes of E4M3, b is transposed, and rows of both have factors, [M] and [N]: of each 128 inputs the
+  /// products are summed by the tensor cores, in order by 32, and those sums in fp32. N and K are multiples of 16.
+  const float *a_factors = nullptr, *b_factors = nullptr;
   EightBitCodes b_codes;  ///< of a transposed b; kernels of few rows read them in place of b, whose values they are
   /// True: K may be cut into parts that are added in a fixed order, so that the result depends on M and N, too. False: a row of
   /// out is one sequence of operations that depends on its row of a and on b alone; a must not be transposed then.
@@ -44,6 +47,8 @@ struct Product {
 /// (OpContext::may_measure) measures which of them is the fastest; that choice changes the speed alone. Kernels of ours with the same bits
 /// compute few rows (few_rows.hpp). Where rows are not 16-byte aligned, and for fp32, whose library kernels do depend on the number of
 /// rows, a simple kernel of ours takes over. fp32 is fp32 throughout, never TF32.
+///
+/// Codes of 8 bits go there too: without fast accumulation all of its kernels sum as `Product` says (7 shapes, 8 numbers of rows).
 class Blas {
  public:
   /// Error{kUnavailable} saying where libcublasLt was looked for.
@@ -62,6 +67,8 @@ class Blas {
 /// Whether rows of this product have the bits that the library's kernels for many rows give them, and kernels of ours with the same order
 /// of sums.
 bool has_librarys_bits(const OpContext& ctx, const Product& p);
+/// Whether the kernels of few_rows.hpp take a product with its neighbours; what a points to may be written later.
+bool is_few_rows(const OpContext& ctx, const Product& p, const FewRowsFusion& fusion);
 /// A product of few rows with its neighbours by the kernels of few_rows.hpp. False, and nothing is done, where they do not take it.
 bool run_few_rows(const OpContext& ctx, const Product& p, const FewRowsFusion& fusion);
 

@@ -39,7 +39,9 @@ std::int64_t size_class(std::int64_t count) {
   return size;
 }
 
-cudaDataType_t data_type(DType dtype) { return dtype == DType::kBF16 ? CUDA_R_16BF : CUDA_R_32F; }
+cudaDataType_t data_type(DType dtype) {
+  return dtype == DType::kU8 ? CUDA_R_8F_E4M3 : dtype == DType::kBF16 ? CUDA_R_16BF : CUDA_R_32F;
+}
 
 bool is_capturing(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -66,7 +68,8 @@ struct Scratch {
 
 PlanKey::PlanKey(const Product& p) : M(p.M), N(p.N), K(p.K), a_stride(p.a_stride), b_stride(p.b_stride), out_stride(p.out_stride) {
   flags = (p.transpose_a ? 1u : 0u) | (p.transpose_b ? 2u : 0u) | (p.accumulate ? 4u : 0u) | (p.bias != nullptr ? 8u : 0u) |
-          (p.may_split ? 16u : 0u) | (p.in_dtype == DType::kBF16 ? 32u : 0u) | (p.out_dtype == DType::kBF16 ? 64u : 0u);
+          (p.may_split ? 16u : 0u) | (p.in_dtype == DType::kBF16 ? 32u : 0u) | (p.out_dtype == DType::kBF16 ? 64u : 0u) |
+          (p.in_dtype == DType::kU8 ? 128u : 0u);
   flags |= alignment_log2(p.a, p.a_stride, p.in_dtype) << 8 | alignment_log2(p.b, p.b_stride, p.in_dtype) << 12 |
            alignment_log2(p.out, p.out_stride, p.out_dtype) << 16;
 }
@@ -78,6 +81,11 @@ std::size_t PlanKey::Hash::operator()(const PlanKey& k) const noexcept {
     h ^= h >> 29;
   }
   return static_cast<std::size_t>(h);
+}
+
+void set_factors(const CublasLt& lt, BlasPlan& plan, const Product& p) {
+  lt.check(lt.desc_set(&plan.desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &p.b_factors, sizeof p.b_factors), "cublasLtMatmulDescSetAttribute");
+  lt.check(lt.desc_set(&plan.desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &p.a_factors, sizeof p.a_factors), "cublasLtMatmulDescSetAttribute");
 }
 
 BlasPlan Planner::layouts(const Product& p) const {
@@ -92,6 +100,11 @@ BlasPlan Planner::layouts(const Product& p) const {
     set(CUBLASLT_MATMUL_DESC_EPILOGUE, static_cast<std::uint32_t>(CUBLASLT_EPILOGUE_BIAS));
     set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<std::int32_t>(CUDA_R_32F));
     set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(p.bias));
+  }
+  if (p.in_dtype == DType::kU8) {
+    for (const auto mode : {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_MODE})
+      set(mode, static_cast<std::int32_t>(CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F));
+    set_factors(lt_, plan, p);
   }
   const auto layout = [&](cublasLtMatrixLayoutOpaque_t& out, DType dtype, std::int64_t rows, std::int64_t cols, std::int64_t stride) {
     lt_.check(

@@ -44,6 +44,9 @@ struct BlasPlan {
   Choice* open_choice = nullptr;  ///< where a better one may be found; Planner::is_due
 };
 
+/// Sets where the factors of codes lie.
+void set_factors(const CublasLt& lt, BlasPlan& plan, const Product& p);
+
 /// Makes plans: the library's proposals, restricted to one family of kernels where rows must not depend on their number, and
 /// measured against each other.
 class Planner {

@@ -7,6 +7,7 @@
 #include "device/cuda/cuda_runtime.hpp"
 #include "ops/cuda/few_rows.hpp"
 #include "ops/cuda/launch.hpp"
+#include "ops/cuda/input_codes.hpp"
 #include "ops/cuda/linear_weight.hpp"
 #include "ops/cuda/test_sides.hpp"
 #include "ops/cuda_table.hpp"
@@ -378,6 +379,44 @@ TEST(CudaLinear, FewRowsOfCodesAreTheBitsOfTheirValuesInEveryTile) {
   }
 }
 
+/// Of codes on both sides the library has kernels as well.
+TEST(CudaLinear, FewRowsOfTwoMatricesOfCodesAreTheBitsOfTheLibraryInEveryTile) {
+  Sides s;
+  if (cuda::properties_of(s.gpu).major != 9) GTEST_SKIP() << "kernels for compute capability 9.0";
+  constexpr std::int64_t kRows = 4096;
+  for (const auto& [N, K] : {std::pair<std::int64_t, std::int64_t>{1040, 3072}, {4096, 128}, {208, 2560}}) {
+    if (is_watched() && K > 128) continue;
+    const Tensor x = s.to_gpu(s.random({kRows, K}, DType::kBF16, 1)), bias = s.to_gpu(s.random({N}, DType::kF32, 3)),
+                 w = s.to_gpu(s.random({N, K}, DType::kF32, 2));
+    const LinearWeightPtr packed = pack_linear(s.gpu, w, bias.view(), DType::kBF16, true, WeightUse::kEightBitProduct);
+    const auto& weight = cuda::dense(s.gpu, *packed);
+    ASSERT_NE(weight.product_codes().codes, nullptr);
+    Tensor all = Tensor::empty(s.gpu_runtime, {kRows, N}, DType::kBF16);
+    linear(s.gpu, all, x, *packed);
+    const Tensor want = s.to_cpu(all);
+    const Tensor codes = Tensor::empty(s.gpu_runtime, {kRows, K}, DType::kU8), factors = Tensor::empty(s.gpu_runtime, {kRows}, DType::kF32);
+    cuda::inputs_to_codes(s.gpu, {codes.as<unsigned char>(), factors.as<float>(), K}, x.view());
+    std::string different;
+    for (int rows = 8; rows <= 128; rows *= 2)
+      for (const int columns : {8, 24, 40, 64})
+        for (const int slots : {2, 3, 4})
+          for (const std::int64_t m : {1, 9, 64, 200}) {
+            if (is_watched() && (columns == 24 || columns == 40 || m == 64)) continue;
+            const Tensor y = Tensor::empty(s.gpu_runtime, {m, N}, DType::kBF16);
+            cuda::Product p = cuda::linear_product(weight, y.view(), x.slice(m % 7, m).view());
+            p.in_dtype = DType::kU8;
+            p.a = codes.as<unsigned char>() + m % 7 * K;
+            p.a_stride = K;
+            p.b = weight.product_codes().codes;
+            p.a_factors = factors.as<float>() + m % 7;
+            p.b_factors = weight.product_codes().factors;
+            cuda::few_rows_product(s.gpu, p, {.rows = rows, .columns = columns, .slots = slots});
+            if (!same_bits(s.to_cpu(y), want.slice(m % 7, m))) different += fmt::format(" {} in {} x {} x {}", m, rows, columns, slots);
+          }
+    EXPECT_EQ(different, "") << "N " << N << " K " << K;
+  }
+}
+
 /// A product and its neighbours in one pass: the bits of the ops one after another.
 void expect_fused_neighbours_are_the_ops(WeightUse use) {
   Sides s;
@@ -388,6 +427,7 @@ void expect_fused_neighbours_are_the_ops(WeightUse use) {
                                        {1024, 2048, false},
                                        {6144, 1024, false},
                                        {1024, 3072, false},
+                                       {256, 4096, false},
                                        {208, 576, true},
                                        {80, 64, false},
                                        {640, 192, true}}) {
@@ -399,7 +439,8 @@ void expect_fused_neighbours_are_the_ops(WeightUse use) {
                  norm = s.to_gpu(s.random({K}, DType::kF32, 4)), residual = s.to_gpu(s.random({kRows, N}, DType::kBF16, 5, 3.0f));
     const ConstTensorView of_bias = has_bias ? ConstTensorView(bias.view()) : ConstTensorView{};
     const LinearWeightPtr packed = pack_linear(s.gpu, w, of_bias, DType::kBF16, true, use);
-    const LinearWeightPtr plain = share_linear(s.gpu, cuda::dense(s.gpu, *packed).w_NK, of_bias, true);
+    const bool of_codes = use == WeightUse::kEightBitProduct;
+    const LinearWeightPtr plain = of_codes ? packed : share_linear(s.gpu, cuda::dense(s.gpu, *packed).w_NK, of_bias, true);
     for (const std::int64_t m : {1, 2, 3, 8, 9, 16, 17, 31, 64, 100, 128, 200, 256}) {
       if (is_watched() && (m % 4 == 3 || m % 8 == 0)) continue;
       const std::int64_t first = m * 7 % (kRows - m + 1);
@@ -426,8 +467,10 @@ void expect_fused_neighbours_are_the_ops(WeightUse use) {
         if (adds) fusion.residual_TN = got;
         const std::string name = fmt::format(" {}x{}x{} kind {}", m, N, K, kind);
         if (!linear_fused(s.gpu, got, part, *packed, fusion))
-          refused +=
-              (has_norm && (m > cuda::kMaxNormRows || K > cuda::kMaxNormColumns)) || m * N > cuda::max_few_rows_outputs(m, K) ? "" : name;
+          refused += (has_norm && !of_codes && (m > cuda::kMaxNormRows || K > cuda::kMaxNormColumns)) ||
+                             m * N > cuda::max_few_rows_outputs(m, K) || (of_codes && K % 128 != 0)
+                         ? ""
+                         : name;
         else if (!same_bits(s.to_cpu(got), s.to_cpu(want)))
           different += name;
       }
@@ -438,6 +481,9 @@ void expect_fused_neighbours_are_the_ops(WeightUse use) {
 }
 TEST(CudaLinear, FusedNeighboursAreTheOpsOneAfterAnother) { expect_fused_neighbours_are_the_ops(WeightUse::kMatrix); }
 TEST(CudaLinear, FusedNeighboursOfCodesAreTheOpsOneAfterAnother) { expect_fused_neighbours_are_the_ops(WeightUse::kEightBit); }
+TEST(CudaLinear, FusedNeighboursOfTwoMatricesOfCodesAreTheOpsOneAfterAnother) {
+  expect_fused_neighbours_are_the_ops(WeightUse::kEightBitProduct);
+}
 
 /// The same where the result is fp32, as logits are, and at widths that no alignment likes.
 TEST(CudaLinear, LogitRowsAreTheSameBitsForEveryNumberOfRows) {

@@ -19,7 +19,7 @@ void launch(const OpContext& ctx, const Product& p, const FewRowsArgs& a, const 
   const bool swiglu = fusion.swiglu;
   using Bf16 = __nv_bfloat16;
   const std::int64_t row_tiles = fusion.experts != nullptr ? fusion.experts->num_tiles : ceil_div(p.M, kRows);
-  const auto run = [&](auto kernel) { launch_kernel<kRows, false>(ctx, p, a, row_tiles, kernel); };
+  const auto run = [&](auto kernel) { launch_kernel<kRows, Operands::kBf16>(ctx, p, a, row_tiles, kernel); };
   if (fusion.experts != nullptr) {
     constexpr AdapterPlace kNone = AdapterPlace::kNone;
     return swiglu ? run(few_rows_kernel<kRows, Bf16, false, true, kNone, true>)
@@ -48,8 +48,8 @@ CUtensorMap gate_up_map(const Product& p, std::int64_t more_rows, int box_column
 }
 
 /// Steps along K that fit into a block's share of shared memory.
-int slots_of(const FewRowsTile& t, std::int64_t K, int shared_bytes) {
-  const int blocks = blocks_per_slot(t.rows), slot_bytes = blocks * (t.rows + t.columns + t.ranks) * kRowBytes + 16;
+int slots_of(const FewRowsTile& t, std::int64_t K, int shared_bytes, Operands operands = Operands::kBf16) {
+  const int blocks = blocks_per_slot(t.rows, operands), slot_bytes = blocks * (t.rows + t.columns + t.ranks) * kRowBytes + 16;
   const std::int64_t room = (shared_bytes - kSpan * kRowBytes - (t.ranks > 0 ? adapter_bytes(t.rows) + 16 : 0)) / slot_bytes;
   return static_cast<int>(std::clamp<std::int64_t>(room, 1, ceil_div(K, blocks * kBlock)));
 }
@@ -57,7 +57,7 @@ int slots_of(const FewRowsTile& t, std::int64_t K, int shared_bytes) {
 /// The same where weights are codes: few slots of what has been widened, which only what widens and what computes wait for, and all others
 /// of codes, which come from memory. Sets the tile's, even numbers of both; false if there is no room for them.
 bool fit_codes(FewRowsTile& t, std::int64_t K, bool has_norm, int shared_bytes) {
-  const int blocks = blocks_per_slot(t.rows, true), row_bytes = blocks * t.rows * kRowBytes, code_bytes = blocks * t.columns * kBlock + 16;
+  const int blocks = blocks_per_slot(t.rows, Operands::kWidened), row_bytes = blocks * t.rows * kRowBytes, code_bytes = blocks * t.columns * kBlock + 16;
   const int steps = static_cast<int>(ceil_div(K, blocks * kBlock));
   const auto even = [&](int most) { return steps == 1 ? 1 : most / 2 * 2; };
   for (int slots = even(std::min(8, steps)); slots >= even(2); slots -= 2) {
@@ -69,6 +69,15 @@ bool fit_codes(FewRowsTile& t, std::int64_t K, bool has_norm, int shared_bytes) 
     return true;
   }
   return false;
+}
+
+/// A product of codes as copies see it: two by two as numbers of 16 bits.
+Product as_pairs(const Product& p) {
+  if (p.in_dtype != DType::kU8) return p;
+  Product pairs = p;
+  pairs.in_dtype = DType::kBF16;
+  for (std::int64_t* count : {&pairs.K, &pairs.a_stride, &pairs.b_stride}) *count /= 2;
+  return pairs;
 }
 
 /// Nanoseconds, by the bytes that the copies load: a from the second-level cache once the earlier kernels have ended; b about half before
@@ -123,7 +132,10 @@ bool has_even_parts(const LoraWeight& w) {
 
 }  // namespace
 
-std::optional<FewRowsTile> few_rows_tile(const Product& p, const cudaDeviceProp& device, const FewRowsFusion& fusion) {
+std::optional<FewRowsTile> few_rows_tile(const Product& given, const cudaDeviceProp& device, const FewRowsFusion& fusion) {
+  const Product p = as_pairs(given);
+  const Operands operands = p.a_factors != nullptr ? Operands::kCodes : Operands::kBf16;
+  if (operands == Operands::kCodes && (fusion.norm != nullptr || fusion.lora != nullptr || p.out_dtype != DType::kBF16)) return std::nullopt;
   if (device.major != 9 || p.M > kMaxFewRows || p.M * p.N > max_few_rows_outputs(p.M, p.K) || p.K % kBlock != 0) return std::nullopt;
   if (p.in_dtype != DType::kBF16 || p.may_split || p.accumulate || p.transpose_a || !p.transpose_b) return std::nullopt;
   if (fusion.norm != nullptr && (p.M > kMaxNormRows || p.K > kMaxNormColumns || fusion.rows_are_there != nullptr)) return std::nullopt;
@@ -162,10 +174,10 @@ std::optional<FewRowsTile> few_rows_tile(const Product& p, const cudaDeviceProp&
   if (eight && (fit_codes(best, p.K, fusion.norm != nullptr, is_one_wave ? shared_bytes : shared_bytes / 2) ||
                 fit_codes(best, p.K, fusion.norm != nullptr, shared_bytes)))
     return best;
-  best.slots = slots_of(best, p.K, is_one_wave ? shared_bytes : shared_bytes / 2);
+  best.slots = slots_of(best, p.K, is_one_wave ? shared_bytes : shared_bytes / 2, operands);
   // Many ranks leave two blocks of a multiprocessor too little room: a slot is given back only after the products of the next have begun.
-  if (best.slots < 2) best.slots = slots_of(best, p.K, shared_bytes);
-  if (best.slots < 2 && p.K > blocks_per_slot(best.rows) * kBlock) return std::nullopt;
+  if (best.slots < 2) best.slots = slots_of(best, p.K, shared_bytes, operands);
+  if (best.slots < 2 && p.K > blocks_per_slot(best.rows, operands) * kBlock) return std::nullopt;
   return best;
 }
 
@@ -182,10 +194,12 @@ std::optional<FewRowsTile> expert_rows_tile(const Product& p, const cudaDevicePr
   return tile;
 }
 
-void few_rows_product(const OpContext& ctx, const Product& p, const FewRowsTile& t, const FewRowsFusion& fusion) {
+void few_rows_product(const OpContext& ctx, const Product& given, const FewRowsTile& t, const FewRowsFusion& fusion) {
+  const Product p = as_pairs(given);
   FewRowsArgs a{};
   const bool eight = t.code_slots > 0;
-  const int blocks = blocks_per_slot(t.rows, eight);
+  const Operands operands = eight ? Operands::kWidened : p.a_factors != nullptr ? Operands::kCodes : Operands::kBf16;
+  const int blocks = blocks_per_slot(t.rows, operands);
   const bool is_apart = t.ranks > 0 && (fusion.swiglu || t.columns + t.ranks > kSpan);
   const std::int64_t more_rows = fusion.experts != nullptr ? (fusion.experts->num_experts - 1) * fusion.experts->rows_apart : 0;
   a.weights = eight           ? codes_map(p, t.columns, blocks, fusion.swiglu)
@@ -247,6 +261,11 @@ void few_rows_product(const OpContext& ctx, const Product& p, const FewRowsTile&
   if (eight) {
     a.code_factors = p.b_codes.factors;
     return launch_eight_bit_rows(ctx, p, a, t.rows, fusion.swiglu);
+  }
+  if (operands == Operands::kCodes) {
+    a.row_scales = p.a_factors;
+    a.column_scales = p.b_factors;
+    return launch_code_rows(ctx, p, a, t.rows, fusion.swiglu);
   }
   switch (t.rows) {
     case 8: return launch<8>(ctx, p, a, fusion, is_apart);

@@ -70,8 +70,8 @@ std::optional<FewRowsTile> few_rows_tile(const Product& p, const cudaDeviceProp&
 /// The same for rows of experts in tiles of `rows`, 8, 16, 32, 64 or 128.
 std::optional<FewRowsTile> expert_rows_tile(const Product& p, const cudaDeviceProp& device, const RowsOfExperts& experts, int rows,
                                             bool swiglu);
-/// `p` is not transposed on the left, transposed on the right, bf16 and 16-byte aligned in every row, as is the residual; N is a
-/// multiple of 4. With swiglu tile.columns counts columns of gate and of up, a multiple of 16.
+/// `p` is not transposed on the left, transposed on the right, bf16 or codes and 16-byte aligned in every row, as is the residual; N is a
+/// multiple of 4. Codes: K is a multiple of 128, out is bf16. With swiglu tile.columns counts columns of gate and of up, a multiple of 16.
 void few_rows_product(const OpContext& ctx, const Product& p, const FewRowsTile& tile, const FewRowsFusion& fusion = {});
 
 }  // namespace prl::ops::cuda

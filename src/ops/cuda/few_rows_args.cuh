@@ -17,8 +17,15 @@ constexpr int kRowBytes = kBlock * 2;
 constexpr int kGroup = 128, kCopying = 2 * kWarp;  ///< threads: of a warpgroup that computes, and of the warps that copy weights and rows
 constexpr int kSpan = 64;                          ///< columns that products read, whatever the tile has
 
-/// Blocks of K that one copy loads into a slot. Of codes few: what is widened waits for whole slots.
-__host__ __device__ constexpr int blocks_per_slot(int rows, bool eight = false) { return rows <= 16 && !eight ? 4 : rows <= 64 ? 2 : 1; }
+/// What is multiplied: numbers of 16 bits; such numbers, of which the weights come as codes that are widened; or codes of 8 bits on both
+/// sides, which are copied two by two as if they were numbers of 16 bits.
+enum class Operands : std::uint8_t { kBf16, kWidened, kCodes };
+
+/// Blocks of K that one copy loads into a slot. Of codes to be widened few: what is widened waits for whole slots.
+__host__ __device__ constexpr int blocks_per_slot(int rows, Operands operands = Operands::kBf16) {
+  if (operands == Operands::kCodes) return rows <= 16 ? 4 : 2;
+  return rows <= 16 && operands == Operands::kBf16 ? 4 : rows <= 64 ? 2 : 1;
+}
 
 /// Where A lies: behind the columns of the weight, so that one product forms both, or apart, where they have no room for it.
 enum class AdapterPlace { kNone, kBehind, kApart };
@@ -60,6 +67,8 @@ struct FewRowsArgs {
   // slot][columns / 8][128], of gate and up [K / 64][N / 16][2][2][64] with boxes [blocks][columns / 16][2][2][64].
   const std::uint16_t* code_factors;
   int code_slots, codes_at;  ///< slots of codes, and where they lie in shared memory; their barriers follow the others
+  // Of Operands::kCodes.
+  const float *row_scales, *column_scales;  ///< [M], and one for each row of the weights
 };
 
 /// The rows of a block, and where its weights begin.
@@ -87,16 +96,18 @@ __host__ __device__ constexpr int computing_threads(int rows) { return rows >= 6
 CUtensorMap codes_map(const Product& p, int columns, int blocks, bool swiglu);
 /// Queues the product of weights that are codes, by tiles of so many rows up to kMaxEightBitRows; without adapters and experts.
 void launch_eight_bit_rows(const OpContext& ctx, const Product& p, const FewRowsArgs& a, int rows, bool swiglu);
+/// The same of codes on both sides; without a norm as well.
+void launch_code_rows(const OpContext& ctx, const Product& p, const FewRowsArgs& a, int rows, bool swiglu);
 
 #if PRL_HOPPER
 
 /// A tile of out, formed by products of 64 by 8 to 64. Up to 32 rows stand on the right, from 64 on they stand on the left, 64 for each
 /// warpgroup: then a warp has 16 rows of its own, and a lane neighbouring columns.
-template <int kRows_, bool kEight_ = false>
+template <int kRows_, Operands kOperands_ = Operands::kBf16>
 struct Tile {
   static constexpr int kRows = kRows_;
-  static constexpr bool kEight = kEight_;  ///< weights come as codes
-  static constexpr int kBlocks = blocks_per_slot(kRows, kEight);
+  static constexpr Operands kOperands = kOperands_;
+  static constexpr int kBlocks = blocks_per_slot(kRows, kOperands);
   static constexpr bool kHasRowsLeft = kRows >= 64;
   static constexpr int kGroups = computing_threads(kRows) / kGroup, kEach = kRows / kGroups;  ///< kEach: rows of a warpgroup
   static constexpr int kResults = kEach * kSpan / kGroup;                                     ///< of a thread

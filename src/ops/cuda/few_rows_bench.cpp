@@ -10,7 +10,8 @@
 #include "ops/cuda/linear_weight.hpp"
 
 // Products of few rows on one GPU, recorded one after another as in a step of decoding, with weights of 16 and of 8 bits that are not in
-// the second-level cache: microseconds of one. Times are medians of replays between events.
+// the second-level cache, and of inputs of 8 bits too, whose rounding is a kernel more: microseconds of one. Times are medians of replays
+// between events.
 
 namespace prl::ops {
 namespace {
@@ -56,11 +57,12 @@ struct Bench : GpuBench {
   }
 
   void run(const char* what, std::int64_t N, std::int64_t K, bool swiglu, bool has_norm) {
-    std::vector<LinearWeightPtr> plain, eight;
+    std::vector<LinearWeightPtr> plain, eight, both;
     const Tensor w = random({N, K}), norm = Tensor::zeros(runtime, {K}, DType::kF32);
     for (std::size_t i = 0; i < kBytes / w.num_bytes() + 1; ++i) {
       plain.push_back(pack_linear(ctx, w, {}, DType::kBF16, false));
       eight.push_back(pack_linear(ctx, w, {}, DType::kBF16, false, WeightUse::kEightBit));
+      both.push_back(pack_linear(ctx, w, {}, DType::kBF16, false, WeightUse::kEightBitProduct));
     }
     for (const std::int64_t rows : {1, 8, 32, 64}) {
       const Tensor x = random({rows, K}), y = Tensor::empty(runtime, {rows, swiglu ? N / 2 : N}, DType::kBF16);
@@ -69,8 +71,12 @@ struct Bench : GpuBench {
       if (has_norm && rows <= cuda::kMaxNormRows && K <= cuda::kMaxNormColumns) fusion.norm_K = norm;
       if (!linear_fused(ctx, y, x, *plain[0], fusion)) continue;  // a product of the library
       const double of_plain = microseconds(plain, y, x, fusion), of_eight = microseconds(eight, y, x, fusion);
-      std::printf("%-14s [%5d, %5d] %3d rows: 16 bits %6.2f us, 8 bits %6.2f us, %.2fx\n", what, static_cast<int>(N), static_cast<int>(K),
-                  static_cast<int>(rows), of_plain, of_eight, of_plain / of_eight);
+      LinearFusion without_norm;
+      without_norm.swiglu = swiglu;
+      const double of_both = microseconds(both, y, x, without_norm);
+      std::printf("%-14s [%5d, %5d] %3d rows: 16 bits %6.2f us, 8 bits %6.2f us, %.2fx, of inputs too %6.2f us, %.2fx\n", what,
+                  static_cast<int>(N), static_cast<int>(K), static_cast<int>(rows), of_plain, of_eight, of_plain / of_eight, of_both,
+                  of_plain / of_both);
       (void)std::fflush(stdout);
       if (tries_tiles)
         print_best(eight, y, x,

@@ -7,9 +7,9 @@ namespace {
 template <int kRows>
 void launch_rows(const OpContext& ctx, const Product& p, const FewRowsArgs& a, bool swiglu) {
   const auto run = [&]<bool kNorm, bool kSwiglu>() {
-    few_rows::launch_kernel<kRows, true>(
+    few_rows::launch_kernel<kRows, Operands::kWidened>(
         ctx, p, a, ceil_div(p.M, kRows),
-        few_rows::few_rows_kernel<kRows, __nv_bfloat16, kNorm, kSwiglu, AdapterPlace::kNone, false, /*kEight=*/true>);
+        few_rows::few_rows_kernel<kRows, __nv_bfloat16, kNorm, kSwiglu, AdapterPlace::kNone, false, Operands::kWidened>);
   };
   if constexpr (kRows <= kMaxNormRows)
     if (a.norm != nullptr) return swiglu ? run.template operator()<true, true>() : run.template operator()<true, false>();

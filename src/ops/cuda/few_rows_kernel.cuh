@@ -7,6 +7,7 @@
 #include "ops/cuda/chain.cuh"
 #include "ops/cuda/few_rows_adapter.cuh"
 #include "ops/cuda/few_rows_args.cuh"
+#include "ops/cuda/few_rows_codes.cuh"
 #include "ops/cuda/few_rows_eight.cuh"
 #include "ops/cuda/gated.cuh"
 #include "ops/cuda/hopper.cuh"
@@ -57,7 +58,7 @@ __device__ __forceinline__ void copy_steps(const FewRowsArgs& a, const RowsOfBlo
     if (step >= a.slots) barrier_wait(empty + slot, phase);
     if (kNorm && step >= kPacedCopies && step - kPacedCopies < a.slots) barrier_wait(full + step - kPacedCopies, 0);
     if constexpr (kIsRows) {
-      if (Tile::kEight) barrier_arrive_expect(full + slot, kRowsBytes);
+      if (Tile::kOperands == Operands::kWidened) barrier_arrive_expect(full + slot, kRowsBytes);
       copy_box(to, &a.rows, full + slot, 0, row, block);
     } else {
       if (copy == 0) barrier_arrive_expect(full + slot, static_cast<std::uint32_t>(weight_bytes + kRowsBytes));
@@ -428,19 +429,22 @@ __device__ __forceinline__ RowsOfBlock<kOfExperts> rows_of_block(const FewRowsAr
 }
 
 /// Warps that copy weights and rows, then those of A and B of an adapter, or those that widen codes.
-constexpr int copying_threads(bool has_adapter, bool eight) {
-  return 2 * kWarp + (has_adapter ? 2 * kWarp : eight ? kWideners * kWidening : 0);
+constexpr int copying_threads(bool has_adapter, Operands operands) {
+  return 2 * kWarp + (has_adapter ? 2 * kWarp : operands == Operands::kWidened ? kWideners * kWidening : 0);
 }
 
-template <int kRows, typename T, bool kNorm, bool kSwiglu, AdapterPlace kAdapter, bool kOfExperts = false, bool kEight = false>
-__global__ void __launch_bounds__(computing_threads(kRows) + copying_threads(kAdapter != AdapterPlace::kNone, kEight),
-                                  kEight && !kNorm ? 2 : 1) few_rows_kernel(const __grid_constant__ FewRowsArgs a) {
+template <int kRows, typename T, bool kNorm, bool kSwiglu, AdapterPlace kAdapter, bool kOfExperts = false,
+          Operands kOperands = Operands::kBf16>
+__global__ void __launch_bounds__(computing_threads(kRows) + copying_threads(kAdapter != AdapterPlace::kNone, kOperands),
+                                  kOperands == Operands::kWidened && !kNorm ? 2 : 1) few_rows_kernel(const __grid_constant__ FewRowsArgs a) {
 #if PRL_HOPPER
-  using Tile = cuda::Tile<kRows, kEight>;
+  using Tile = cuda::Tile<kRows, kOperands>;
+  constexpr bool kEight = kOperands == Operands::kWidened, kIsOfCodes = kOperands == Operands::kCodes;
   static_assert(!kNorm || !Tile::kHasRowsLeft);
   constexpr int kComputing = computing_threads(kRows);
   constexpr bool kHasAdapter = kAdapter != AdapterPlace::kNone, kIsApart = kAdapter == AdapterPlace::kApart;
-  static_assert(!kEight || (!kHasAdapter && !kOfExperts));
+  static_assert(kOperands == Operands::kBf16 || (!kHasAdapter && !kOfExperts));
+  static_assert(!kIsOfCodes || !kNorm);
   extern __shared__ __align__(1024) unsigned char shared[];
   auto* full = reinterpret_cast<std::uint64_t*>(shared + a.barriers_at);
   std::uint64_t* empty = full + a.slots;
@@ -487,6 +491,7 @@ __global__ void __launch_bounds__(computing_threads(kRows) + copying_threads(kAd
                      DirectStore<Tile, T, kSwiglu, kOfExperts>>
       store(a, rows);
   if constexpr (kNorm) norm_rows<Tile>(a, shared + a.rows_at);
+  std::conditional_t<kIsOfCodes, ScalesOfThread<Tile, kSwiglu>, None> scales(a, shared);
   if (a.residual != nullptr) {
     wait_for_previous();
     store.load_residual(a);
@@ -499,7 +504,12 @@ __global__ void __launch_bounds__(computing_threads(kRows) + copying_threads(kAd
   for (float& v : apart) v = 0.0f;
   pin(d);
   if constexpr (kApart > 1) pin(apart);
-  compute_tile<Tile, kNorm, kAdapter == AdapterPlace::kBehind>(a, shared, full, empty, d, apart);
+  if constexpr (kIsOfCodes) {
+    sum_codes<Tile>(a, shared, full, empty, d);
+    scales.apply(d);
+  } else {
+    compute_tile<Tile, kNorm, kAdapter == AdapterPlace::kBehind>(a, shared, full, empty, d, apart);
+  }
   if constexpr (kHasAdapter) {
     if constexpr (kIsApart)
       adapter.store_ranks(apart);
@@ -512,14 +522,14 @@ __global__ void __launch_bounds__(computing_threads(kRows) + copying_threads(kAd
 }
 
 /// Queues `kernel`, which is few_rows_kernel<kRows, ...>.
-template <int kRows, bool kEight, typename Kernel>
+template <int kRows, Operands kOperands, typename Kernel>
 void launch_kernel(const OpContext& ctx, const Product& p, const FewRowsArgs& a, std::int64_t row_tiles, Kernel kernel) {
   const int bytes = a.adapter != nullptr ? a.adapter_at + adapter_bytes(kRows) : a.barriers_at + 2 * (a.slots + a.code_slots) * 8;
   if (bytes > kMaxSharedBytes) fail(ErrorCode::kShape, "[ops] a tile of {} bytes is more than shared memory has", bytes);
   // The limit is the whole process's, and another thread may launch this kernel for another tile: the most of all, not this one.
   PRL_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxSharedBytes));
   launch_chained(stream_of(ctx), kernel, dim3(static_cast<unsigned>(ceil_div(p.N, a.columns)), static_cast<unsigned>(row_tiles)),
-                 dim3(static_cast<unsigned>(computing_threads(kRows) + copying_threads(a.adapter != nullptr, kEight))),
+                 dim3(static_cast<unsigned>(computing_threads(kRows) + copying_threads(a.adapter != nullptr, kOperands))),
                  static_cast<std::size_t>(bytes), a);
 }
 

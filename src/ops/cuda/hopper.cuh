@@ -300,6 +300,37 @@ __device__ __forceinline__ void product(float (&d)[64], const std::uint32_t* a, 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(kDown));
 }
 
+/// The same of E4M3 numbers over one k32 step, of which 128 bytes make a row of a block as well; both along_rows.
+__device__ __forceinline__ void product_of_codes(float (&d)[4], std::uint64_t a, std::uint64_t b, int accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%0, %1, %2, %3}, %4, %5, p, 1, 1;\n}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "l"(a), "l"(b), "r"(accumulate));
+}
+__device__ __forceinline__ void product_of_codes(float (&d)[8], std::uint64_t a, std::uint64_t b, int accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1;\n}"
+      : PRL_D8(d, 0)
+      : "l"(a), "l"(b), "r"(accumulate));
+}
+__device__ __forceinline__ void product_of_codes(float (&d)[16], std::uint64_t a, std::uint64_t b, int accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, %16, "
+      "%17, p, 1, 1;\n}"
+      : PRL_D8(d, 0), PRL_D8(d, 8)
+      : "l"(a), "l"(b), "r"(accumulate));
+}
+__device__ __forceinline__ void product_of_codes(float (&d)[32], std::uint64_t a, std::uint64_t b, int accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" PRL_R32 "}, %32, %33, p, 1, 1;\n}"
+      : PRL_D32(d, 0)
+      : "l"(a), "l"(b), "r"(accumulate));
+}
+
 /// Of products whose left operand has the columns of the result, and the right its rows, d[i] and d[i + 1] are two rows of one column.
 /// Lanes whose columns are neighbours exchange halves, so that each has a pair that lies together in a row of the result.
 __device__ __forceinline__ std::uint32_t pair_of(float even_row, float odd_row, bool is_odd_column) {

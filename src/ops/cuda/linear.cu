@@ -4,6 +4,7 @@
 #include "ops/cuda/bodies.hpp"
 #include "ops/cuda/few_rows.hpp"
 #include "ops/cuda/few_rows_eight.cuh"
+#include "ops/cuda/input_codes.hpp"
 #include "ops/cuda/linear_weight.hpp"
 #include "ops/cuda/map.cuh"
 #include "ops/cuda/sums.hpp"
@@ -49,29 +50,43 @@ void add_bias(OpContext& ctx, TensorView y, const float* sums, const float* bias
 
 /// Threads of the block that rounds a row.
 constexpr int kRoundThreads = 256;
-/// `codes` and `factors` are null, or as in EightBitCodes.
+/// What is kept beside the rounded values, each with its factors: codes as in EightBitCodes, or in ProductCodes, or null.
+struct KeptCodes {
+  unsigned char* codes = nullptr;
+  std::uint16_t* factors = nullptr;
+  unsigned char* plain = nullptr;
+  float* plain_factors = nullptr;
+};
+union SixteenCodes {
+  std::uint8_t bytes[kCodesOfThread];
+  uint4 all;
+};
 template <typename T>
-__global__ void __launch_bounds__(kRoundThreads)
-    round_to_eight_bits_kernel(T* w, std::int64_t cols, unsigned char* codes, std::uint16_t* factors) {
+__global__ void __launch_bounds__(kRoundThreads) round_to_eight_bits_kernel(T* w, std::int64_t cols, const KeptCodes kept) {
   __shared__ float scratch[kRoundThreads / kWarp];
   T* const row = w + static_cast<std::int64_t>(blockIdx.x) * cols;
   float greatest = 0.0f;
   for (std::int64_t c = threadIdx.x; c < cols; c += kRoundThreads) greatest = fmaxf(greatest, fabsf(to_float(row[c])));
   const int n = eight_bit_exponent(block_max(greatest, scratch));
   for (std::int64_t c = threadIdx.x; c < cols; c += kRoundThreads) row[c] = from_float<T>(eight_bit_rounded(to_float(row[c]), n));
-  if (codes == nullptr) return;
+  if (kept.codes == nullptr && kept.plain == nullptr) return;
   __syncthreads();
-  if (threadIdx.x == 0) factors[blockIdx.x] = code_factor(n);
-  for (std::int64_t sixteen = threadIdx.x; sixteen < cols / kCodesOfThread; sixteen += kRoundThreads) {
-    union {
-      std::uint8_t bytes[kCodesOfThread];
-      uint4 all;
-    } made;
+  if (threadIdx.x == 0 && kept.codes != nullptr) kept.factors[blockIdx.x] = code_factor(n);
+  if (threadIdx.x == 0 && kept.plain != nullptr) kept.plain_factors[blockIdx.x] = power_of_two(n);
+  const auto made = [&](std::int64_t sixteen, auto&& input_of) {
+    SixteenCodes out;
 #pragma unroll
-    for (int at = 0; at < kCodesOfThread; ++at)
-      made.bytes[at] = eight_bit_code(to_float(row[sixteen * kCodesOfThread + input_of_code(at)]), n);
+    for (int at = 0; at < kCodesOfThread; ++at) out.bytes[at] = eight_bit_code(to_float(row[sixteen * kCodesOfThread + input_of(at)]), n);
+    return out.all;
+  };
+  for (std::int64_t sixteen = threadIdx.x; sixteen < cols / kCodesOfThread; sixteen += kRoundThreads) {
     constexpr int kOfBlock = kBlock / kCodesOfThread;
-    *reinterpret_cast<uint4*>(codes + codes_at(gridDim.x, blockIdx.x, sixteen / kOfBlock, static_cast<int>(sixteen % kOfBlock))) = made.all;
+    if (kept.codes != nullptr)
+      *reinterpret_cast<uint4*>(kept.codes + codes_at(gridDim.x, blockIdx.x, sixteen / kOfBlock, static_cast<int>(sixteen % kOfBlock))) =
+          made(sixteen, [](int at) { return input_of_code(at); });
+    else
+      *reinterpret_cast<uint4*>(kept.plain + static_cast<std::int64_t>(blockIdx.x) * cols + sixteen * kCodesOfThread) =
+          made(sixteen, [](int at) { return at; });
   }
 }
 
@@ -84,9 +99,15 @@ DenseWeight::DenseWeight(OpContext& ctx, Tensor w, ConstTensorView bias, bool wi
   dtype_ = w_NK.dtype();
   has_bias_ = bias.data != nullptr;
   has_backward_ = with_backward;
+  rounds_inputs_ = use == WeightUse::kEightBitProduct;
   if (is_eight_bit_) {
     // Products with experts' matrices read the values.
     const bool has_codes = use == WeightUse::kEightBit && eight_bit_code_bytes(num_outputs_, num_inputs_) > 0;
+    const bool has_products = rounds_inputs_ && num_outputs_ % kCodesOfThread == 0 && num_inputs_ % kCodesOfThread == 0;
+    if (has_products && dtype_ == DType::kBF16 && properties_of(ctx).major == 9) {
+      codes_ = Tensor::empty(ctx.runtime, {num_outputs_, num_inputs_}, DType::kU8);
+      factors_ = Tensor::empty(ctx.runtime, {num_outputs_}, DType::kF32);
+    }
     if (has_codes && dtype_ == DType::kBF16 && properties_of(ctx).major == 9) {
       codes_ = Tensor::empty(ctx.runtime, {num_outputs_, num_inputs_}, DType::kU8);
       factors_ = Tensor::empty(ctx.runtime, {num_outputs_}, DType::kBF16);
@@ -100,17 +121,25 @@ DenseWeight::DenseWeight(OpContext& ctx, Tensor w, ConstTensorView bias, bool wi
 
 /// In place, row by row.
 void DenseWeight::round(OpContext& ctx) {
+  KeptCodes kept;
+  if (codes_.defined() && rounds_inputs_)
+    kept = {.plain = codes_.as<unsigned char>(), .plain_factors = factors_.as<float>()};
+  else if (codes_.defined())
+    kept = {.codes = codes_.as<unsigned char>(), .factors = factors_.as<std::uint16_t>()};
   with_type(dtype_, [&](auto t) {
     using T = decltype(t);
-    round_to_eight_bits_kernel<T><<<static_cast<unsigned>(num_outputs_), kRoundThreads, 0, stream_of(ctx)>>>(
-        w_NK.as<T>(), num_inputs_, codes_.defined() ? codes_.as<unsigned char>() : nullptr,
-        codes_.defined() ? factors_.as<std::uint16_t>() : nullptr);
+    round_to_eight_bits_kernel<T>
+        <<<static_cast<unsigned>(num_outputs_), kRoundThreads, 0, stream_of(ctx)>>>(w_NK.as<T>(), num_inputs_, kept);
   });
   PRL_CUDA_CHECK(cudaGetLastError());
 }
 
 EightBitCodes DenseWeight::codes() const noexcept {
-  return codes_.defined() ? EightBitCodes{codes_.as<char>(), factors_.as<std::uint16_t>()} : EightBitCodes{};
+  return codes_.defined() && !rounds_inputs_ ? EightBitCodes{codes_.as<char>(), factors_.as<std::uint16_t>()} : EightBitCodes{};
+}
+
+ProductCodes DenseWeight::product_codes() const noexcept {
+  return codes_.defined() && rounds_inputs_ ? ProductCodes{codes_.as<unsigned char>(), factors_.as<float>()} : ProductCodes{};
 }
 
 void DenseWeight::refill(OpContext& ctx, const Tensor& w, ConstTensorView bias) {
@@ -202,15 +231,67 @@ LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView
   return std::make_shared<DenseWeight>(ctx, w_NK, bias_N, with_backward, use);
 }
 
+namespace {
+
+/// Inputs that a weight rounds, in the workspace: as codes where products are of those, else as values.
+struct RoundedInputs {
+  InputCodes codes;
+  void* values = nullptr;
+  float* sums = nullptr;  ///< [M, N] fp32, if wanted
+};
+RoundedInputs take_memory(OpContext& ctx, const DenseWeight& w, std::int64_t M, bool wants_sums) {
+  const std::int64_t K = w.num_inputs(), rows = std::max<std::int64_t>(M, 2);  // a single row of codes is read with the next
+  RoundedInputs out;
+  const auto carve = [&](void* memory) {
+    Carver c(memory);
+    if (w.product_codes().codes != nullptr) {
+      out.codes = {.codes = c.take<unsigned char>(rows * K), .factors = c.take<float>(rows), .stride = K};
+    } else if (w.rounds_inputs()) {
+      out.values = c.take<char>(M * round_up(K, 8) * static_cast<std::int64_t>(size_of(w.dtype())));
+    }
+    if (wants_sums) out.sums = c.take<float>(M * w.num_outputs());
+    return c.used();
+  };
+  (void)carve(ctx.workspace->require(carve(nullptr)));
+  return out;
+}
+
+/// The product of such inputs, which are yet to be rounded.
+Product rounded_product(const DenseWeight& w, TensorView y_TN, ConstTensorView x_TK, const RoundedInputs& inputs) {
+  Product p = linear_product(w, y_TN, x_TK);
+  p.a = inputs.codes.codes != nullptr ? inputs.codes.codes : inputs.values;
+  p.a_stride = inputs.codes.codes != nullptr ? inputs.codes.stride : round_up(p.K, 8);
+  if (inputs.codes.codes == nullptr) return p;
+  p.in_dtype = DType::kU8;
+  p.b = w.product_codes().codes;
+  p.a_factors = inputs.codes.factors;
+  p.b_factors = w.product_codes().factors;
+  return p;
+}
+
+void round_into(OpContext& ctx, const RoundedInputs& inputs, ConstTensorView x_TK) {
+  if (inputs.codes.codes != nullptr) return inputs_to_codes(ctx, inputs.codes, x_TK);
+  round_inputs(ctx, {inputs.values, x_TK.shape, x_TK.dtype, x_TK.device, round_up(x_TK.shape.num_cols(), 8)}, x_TK);
+}
+
+}  // namespace
+
 void linear(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearWeight& weight, const LinearWeight* /*next*/) {
   const DenseWeight& w = dense(ctx, weight);
+  const std::int64_t T = x_TK.shape.num_rows();
   Product p = linear_product(w, y_TN, x_TK);
+  RoundedInputs memory;
+  if (w.rounds_inputs()) {
+    memory = take_memory(ctx, w, T, w.has_bias());
+    p = rounded_product(w, y_TN, x_TK, memory);
+    round_into(ctx, memory, x_TK);
+  }
   Blas& blas = blas_of(ctx);
   if (!w.has_bias() || blas.can_run(p)) {
     blas.run(ctx, p);
     return;
   }
-  auto* sums = static_cast<float*>(ctx.workspace->require(static_cast<std::size_t>(p.M * p.N) * sizeof(float)));
+  float* const sums = w.rounds_inputs() ? memory.sums : take_memory(ctx, w, T, true).sums;
   p.bias = nullptr;
   p.out = sums;
   p.out_stride = p.N;
@@ -226,7 +307,19 @@ bool linear_fused(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const L
                         .residual_stride = fusion.residual_TN.row_stride,
                         .swiglu = fusion.swiglu,
                         .lora = fusion.lora};
-  return run_few_rows(ctx, linear_product(dense(ctx, weight), y_TN, x_TK), f);
+  const DenseWeight& w = dense(ctx, weight);
+  if (!w.rounds_inputs()) return run_few_rows(ctx, linear_product(w, y_TN, x_TK), f);
+  if (w.product_codes().codes == nullptr) return false;
+  const RoundedInputs inputs = take_memory(ctx, w, x_TK.shape.num_rows(), false);
+  const Product p = rounded_product(w, y_TN, x_TK, inputs);
+  FewRowsFusion behind = f;
+  behind.norm = nullptr;
+  if (!is_few_rows(ctx, p, behind)) return false;
+  if (f.norm == nullptr)
+    round_into(ctx, inputs, x_TK);
+  else if (!norm_to_codes(ctx, inputs.codes, x_TK, fusion.norm_K, fusion.eps))
+    return false;
+  return run_few_rows(ctx, p, behind);
 }
 
 void linear_backward_input(OpContext& ctx, TensorView dx_TK, ConstTensorView dy_TN, const LinearWeight& weight, bool accumulate) {

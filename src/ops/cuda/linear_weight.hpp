@@ -8,8 +8,14 @@
 
 namespace prl::ops::cuda {
 
+/// A matrix [N, K] of 8 bits for products of 8-bit numbers: E4M3 codes, row-major, and a power of two for each row.
+struct ProductCodes {
+  const unsigned char* codes = nullptr;  ///< or null: products are of the values
+  const float* factors = nullptr;
+};
+
 /// A weight as it is: row-major [N, K] in the compute dtype, which serves y = x W^T and dx = dy W alike. Where it is of 8 bits, codes lie
-/// beside it, half as large, for products of few rows.
+/// beside it, half as large, for products of few rows, or for all products of inputs of 8 bits.
 class DenseWeight final : public LinearWeight {
  public:
   /// Keeps `w`, which is in the compute dtype.
@@ -20,6 +26,8 @@ class DenseWeight final : public LinearWeight {
 
   /// The values of w_NK once more where they are of 8 bits and kernels read such.
   EightBitCodes codes() const noexcept;
+  /// The same for products of inputs that are codes too: a property of the device and the matrix's shape.
+  ProductCodes product_codes() const noexcept;
 
   Tensor w_NK, bias_N;
 
@@ -27,7 +35,7 @@ class DenseWeight final : public LinearWeight {
   void round(OpContext& ctx);
 
   bool is_eight_bit_ = false;  ///< the values in w_NK are such
-  Tensor codes_, factors_;     ///< perhaps undefined
+  Tensor codes_, factors_;     ///< perhaps undefined; of inputs that are rounded, ProductCodes
 };
 /// `w` as this device packed it; a bug if another did.
 const DenseWeight& dense(const OpContext& ctx, const LinearWeight& w);

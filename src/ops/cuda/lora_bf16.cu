@@ -715,6 +715,7 @@ void add_lora_indexed(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, con
 
 bool linear_lora(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearWeight& weight, const LoraIndex& index) {
   auto* x_is_there = index.signal.as<std::int32_t>();
+  if (weight.rounds_inputs()) return false;
   if (x_is_there == nullptr || !run_few_rows(ctx, linear_product(dense(ctx, weight), y_TN, x_TK), {.rows_are_there = x_is_there}))
     return false;
   TileArgs args = tile_args(y_TN, x_TK, index);

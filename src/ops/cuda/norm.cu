@@ -3,6 +3,7 @@
 #include "ops/cuda/bodies.hpp"
 #include "ops/cuda/chain.cuh"
 #include "ops/cuda/device.cuh"
+#include "ops/cuda/input_codes.cuh"
 #include "ops/cuda/sums.hpp"
 
 // Norms. A row is summed by `lanes` threads, each taking 8 neighbouring elements at a time; lanes depend on the width of the row
@@ -114,6 +115,7 @@ struct NormArgs {
   float inverse_cols = 0;  ///< set where it is launched
   float eps;
   int heads = 1;  ///< rows that lie end to end; strides count from one such group to the next
+  InputCodes to;  ///< in place of y
 };
 
 /// Element at which a row begins.
@@ -123,8 +125,22 @@ __device__ __forceinline__ std::int64_t row_begin(std::int64_t row, std::int64_t
   return group * stride + (row - group * heads) * cols;
 }
 
-/// bf16 rows that are wide. kLanes == 0: a block per row. kVectors are kept in registers; a block reads what is beyond them again.
-template <bool kAdd, int kLanes, int kVectors>
+/// The greatest of the threads of a row.
+template <int kLanes>
+__device__ __forceinline__ std::uint32_t row_greatest(std::uint32_t bits) {
+#pragma unroll
+  for (int step = (kLanes > 0 ? kLanes : kWarp) / 2; step > 0; step /= 2) bits = max(bits, __shfl_xor_sync(kFullWarp, bits, step));
+  if constexpr (kLanes > 0) return bits;
+  __shared__ std::uint32_t of_warps[kMaxLanes / kWarp];
+  if (threadIdx.x % kWarp == 0) of_warps[threadIdx.x / kWarp] = bits;
+  __syncthreads();
+  for (int i = 0; i < static_cast<int>(blockDim.x) / kWarp; ++i) bits = max(bits, of_warps[i]);
+  return bits;
+}
+
+/// bf16 rows that are wide. kLanes == 0: a block per row. kVectors are kept in registers; a block reads what is beyond them again, but not
+/// with kCodes, which have nothing beyond.
+template <bool kAdd, int kLanes, int kVectors, bool kCodes>
 __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_kernel(const NormArgs<Bf16> a) {
   __shared__ float scratch[kMaxLanes / kWarp];
   const RowPlace p = row_place<kLanes>();
@@ -187,6 +203,24 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_kernel(c
       }
   }
   const float scale = norm_scale(row_sum<kLanes>(pair_sum(squares), scratch), a.inverse_cols, a.eps);
+  if constexpr (kCodes) {
+    std::uint32_t greatest = 0;
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      if (!is_live || column(j) >= a.cols) continue;
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) kept[j][i] = kept[j][i] * scale * w[j][i];
+      round_all<Bf16>(kept[j]);
+      greatest = greatest_of(kept[j], greatest);
+    }
+    const CodeScale of_row = code_scale(row_greatest<kLanes>(greatest));
+    if (!is_live) return;
+    if (p.lane == 0) a.to.factors[p.row] = of_row.factor;
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j)
+      if (column(j) < a.cols) store_codes(a.to, p.row, column(j), kept[j], of_row.inverse);
+    return;
+  }
   if (!is_live) return;
   const auto put = [&](int c, float(&v)[kVec], const float(&by)[kVec]) {
 #pragma unroll
@@ -268,7 +302,7 @@ void with_shape(const RowShape& shape, Body&& body) {
     call(integral_constant<int, 0>{}, integral_constant<int, 1>{});
 }
 
-template <typename T, bool kAdd>
+template <typename T, bool kAdd, bool kCodes = false>
 void launch_norm(OpContext& ctx, NormArgs<T> a, bool wide) {
   a.inverse_cols = 1.0f / static_cast<float>(a.cols);
   const RowShape shape = row_shape(a.cols);
@@ -282,7 +316,7 @@ void launch_norm(OpContext& ctx, NormArgs<T> a, bool wide) {
   if constexpr (std::is_same_v<T, Bf16>) {
     if (wide) {
       with_shape(shape, [&](auto lanes, auto vectors) {
-        launch_chained(stream_of(ctx), norm_kernel<kAdd, decltype(lanes)::value, decltype(vectors)::value>, grid, threads, 0, a);
+        launch_chained(stream_of(ctx), norm_kernel<kAdd, decltype(lanes)::value, decltype(vectors)::value, kCodes>, grid, threads, 0, a);
       });
       return;
     }
@@ -542,6 +576,21 @@ void rms_norm(OpContext& ctx, TensorView y_RC, ConstTensorView x_RC, ConstTensor
                         .eps = eps};
     launch_norm<T, false>(ctx, a, is_wide(y_RC) && is_wide(x_RC) && is_wide(w_C));
   });
+}
+
+bool norm_to_codes(OpContext& ctx, const InputCodes& to, ConstTensorView x_MK, ConstTensorView norm_K, float eps) {
+  const RowShape shape = row_shape(x_MK.shape.num_cols());
+  const bool is_kept = shape.lanes <= kWarp || shape.vectors == 1;
+  if (!is_kept || x_MK.dtype != DType::kBF16 || !is_wide(x_MK) || !is_wide(norm_K)) return false;
+  const NormArgs<Bf16> a{.x = x_MK.as<Bf16>(),
+                         .w = norm_K.as<float>(),
+                         .rows = x_MK.shape.num_rows(),
+                         .x_stride = x_MK.row_stride,
+                         .cols = static_cast<int>(x_MK.shape.num_cols()),
+                         .eps = eps,
+                         .to = to};
+  launch_norm<Bf16, false, true>(ctx, a, true);
+  return true;
 }
 
 void add_rms_norm(OpContext& ctx, TensorView y_RC, TensorView sum_RC, ConstTensorView x_RC, ConstTensorView residual_RC,
