@@ -84,6 +84,7 @@ def main():
     if len(sys.argv) != 3:
         sys.exit(__doc__)
     source, folder = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+    folder.mkdir(parents=True, exist_ok=True)
     if source.suffix == ".csv":
         rows = read_csv(source)
     else:

@@ -18,6 +18,7 @@
 
 #include "base/error.hpp"
 #include "base/log_progress.hpp"
+#include "base/utf8.hpp"
 
 namespace prl::log {
 namespace {
@@ -70,7 +71,7 @@ std::string json_line(Level level, std::string_view tag, std::string_view messag
   boost::json::object line;
   line["timestamp"] = std::chrono::duration<double>(now).count();
   line["level"] = kNames[static_cast<int>(level)];
-  line["message"] = message;
+  line["message"] = replace_invalid_utf8(message);
   line["module"] = module_of(where.file);
   line["function"] = where.function;
   line["line"] = where.line;

@@ -129,6 +129,7 @@ class Binder {
     if (problem.nearest.empty())
       for (const std::string& name : nearest_names(member.key, siblings)) problem.nearest.push_back(join(path, name));
     if (problem.nearest.empty()) problem.nearest = similar_elsewhere(member.key);
+    std::erase(problem.nearest, problem.key);  // a key of another variant is there under the very name
     report_.problems.push_back(std::move(problem));
   }
 
@@ -232,7 +233,26 @@ class Binder {
     const auto& held = alternatives[ops.index(target)];
     std::vector<Field> fields;
     held.ops->fields(ops.peek(target), fields);
-    bind_members(value, fields, path, fmt::format("of type {}{}", held.type_name, other_owners(value, ops, held.type_name)));
+    const Value rest = type && type->origin().kind == Origin::Kind::kFlag ? without_former_keys(value, *type, ops, path) : value;
+    bind_members(rest, fields, path, fmt::format("of type {}{}", held.type_name, other_owners(rest, ops, held.type_name)));
+  }
+
+  /// Without the keys that a file, such as the resolved one of an earlier run, has for a type that a flag replaces: they are told as inert.
+  Value without_former_keys(const Value& table, const Value& type, const TypeOps& ops, const std::string& path) {
+    const std::vector<std::string> own = root_keys(*find_alternative(ops, type.as_string()));
+    Value rest = table;
+    for (const Member& member : table.members()) {
+      if (leaf_origin(member.value).kind == Origin::Kind::kFlag || std::ranges::find(own, member.key) != own.end()) continue;
+      for (const auto& alternative : ops.alternatives()) {
+        const std::vector<std::string> names = root_keys(*alternative.ops);
+        if (std::ranges::find(names, member.key) == names.end()) continue;
+        report_.inert.push_back({join(path, member.key), fmt::format("it belongs to type {}, and the type is now {}", alternative.type_name, type.as_string()),
+                                 leaf_origin(member.value)});
+        rest.erase(member.key);
+        break;
+      }
+    }
+    return rest;
   }
 
   /// ", which type sgd has" for a key of another variant.

@@ -90,6 +90,24 @@ TEST(Bind, AnUnknownLeafNamesWhereItLives) {
 TEST(Bind, KeysOfOtherVariantsAreExplained) {
   EXPECT_THAT(problems_of<TrainerConfig>("[optim]\nmomentum = 0.5\n"),
               HasSubstr("optim.momentum: unknown key of type adamw; momentum belongs to type sgd"));
+  const std::string of_gspo = problems_of<TrainerConfig>("[loss]\ntype = \"gspo\"\ndppo_mask_low = 0.1\n");
+  EXPECT_THAT(of_gspo, HasSubstr("dppo_mask_low belongs to type default"));
+  EXPECT_THAT(of_gspo, Not(HasSubstr("did you mean loss.dppo_mask_low?"))) << "that is what is written";
+}
+
+TEST(Bind, AFlagMayNameAnotherVariantThanAFileHasKeysOf) {
+  Value table = parse_toml("[loss]\ntype = \"default\"\ndppo_mask_low = 0.1\nkl_tau = 0.5\n", "test.toml");
+  Value type("gspo");
+  type.set_origin({Origin::Kind::kFlag, "--loss.type", 0});
+  table.find("loss")->set("type", type);
+  TrainerConfig config;
+  Report report;
+  bind(table, ops_of<TrainerConfig>(), &config, report);
+  EXPECT_TRUE(report.problems.empty()) << describe(report.problems.front());
+  EXPECT_TRUE(std::holds_alternative<GspoLossConfig>(config.loss));
+  ASSERT_FALSE(report.inert.empty());
+  EXPECT_EQ(report.inert.front().key, "loss.dppo_mask_low");
+  EXPECT_EQ(report.inert.front().reason, "it belongs to type default, and the type is now gspo");
 }
 
 TEST(Bind, TheDefaultVariantNeedsNoType) {

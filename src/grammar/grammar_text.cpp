@@ -63,8 +63,14 @@ class GrammarReader {
   std::string name() {
     const std::size_t begin = place_;
     while (is_name_char(peek())) ++place_;
-    if (place_ == begin) error(fmt::format("wanted a name, found '{}'", source_.substr(place_, 1)));
+    if (place_ == begin) error(at_end() ? "wanted a name, found the end" : fmt::format("wanted a name, found '{}'", character()));
     return std::string(source_.substr(begin, place_ - begin));
+  }
+  /// The one at place_, whole.
+  std::string_view character() const {
+    std::size_t end = place_;
+    text::next_code_point(source_, end);
+    return source_.substr(place_, end - place_);
   }
   int number() {
     int value = 0;
@@ -311,7 +317,7 @@ class LarkReader : public GrammarReader {
     in_terminal_ = is_terminal(rule);
     define(rule, alternatives(0));
     skip();
-    if (!at_end() && peek() != '\n' && peek() != '\r') error(fmt::format("'{}' does not belong here", source_.substr(place_, 1)));
+    if (!at_end() && peek() != '\n' && peek() != '\r') error(fmt::format("'{}' does not belong here", character()));
   }
   void directive() {
     const std::string what = name();

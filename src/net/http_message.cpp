@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "base/ascii.hpp"
+#include "base/utf8.hpp"
 #include "net/errors.hpp"
 
 namespace prl::net {
@@ -181,9 +182,10 @@ std::string_view status_reason(int status) noexcept {
 
 HttpResponse error_response(int status, std::string_view message, std::string_view param) {
   boost::json::object error;
-  error["message"] = message;
+  // Messages quote what was sent, which may be cut within a character; clients refuse JSON that is no UTF-8.
+  error["message"] = replace_invalid_utf8(message);
   error["type"] = error_type(status);
-  error["param"] = param.empty() ? boost::json::value(nullptr) : boost::json::value(param);
+  error["param"] = param.empty() ? boost::json::value(nullptr) : boost::json::value(replace_invalid_utf8(param));
   error["code"] = status;
   boost::json::object body;
   body["error"] = std::move(error);

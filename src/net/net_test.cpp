@@ -186,6 +186,9 @@ TEST(HttpMessage, DecodesAndBuildsErrors) {
   const HttpResponse overlong = error_response(exception);
   EXPECT_EQ(overlong.status, 400);
   EXPECT_EQ(overlong.body, R"({"error":{"message":"too \"long\"","type":"BadRequestError","param":"input_tokens","code":400}})");
+  // A message may quote what was cut within a character, or no text at all.
+  EXPECT_EQ(error_response(400, "found '\xC3'", "a\xFF").body,
+            "{\"error\":{\"message\":\"found '\xEF\xBF\xBD'\",\"type\":\"BadRequestError\",\"param\":\"a\xEF\xBF\xBD\",\"code\":400}}");
 }
 
 TEST(FdLimit, NeverExceedsTheHardLimit) {

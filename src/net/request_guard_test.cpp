@@ -92,6 +92,11 @@ TEST(RequestGuard, BodiesThatAPageCanSendUnaskedAreRefused) {
   EXPECT_EQ(status("application/x-www-form-urlencoded", "0"), 0);
   EXPECT_EQ(status("application/json", "5"), 0);
   EXPECT_EQ(status("application/json; charset=utf-8", "5"), 0);
+  const auto coded = [&](const char* coding) {
+    return status_of(guard, request_of("POST", "/v1/completions", {{"Content-Length", "5"}, {"Content-Encoding", coding}}));
+  };
+  EXPECT_EQ(coded("gzip"), 415) << "it would be read as JSON that is damaged";
+  EXPECT_EQ(coded("Identity"), 0);
   EXPECT_EQ(status_of(guard, request_of("POST", "/v1/completions", {{"Content-Length", "5"}})), 0);
   EXPECT_EQ(status_of(guard, request_of("POST", "/v1/completions", {{"Content-Type", "text/plain"}, {"Transfer-Encoding", "chunked"}})),
             415);

@@ -138,7 +138,8 @@ void ApiServer::add_routes() {
   add("GET", "/v1/models", list_models, Access::kApiKey);
   for (const std::string& name : context_->options.served_names) add("GET", "/v1/models/" + name, list_models, Access::kApiKey);
   add("POST", "/v1/responses", responses, Access::kApiKey);
-  for (const std::string_view path : kNotOffered) add("POST", std::string(path), not_offered, Access::kApiKey);
+  for (const std::string_view path : kNotOffered)
+    for (const char* method : {"GET", "POST"}) add(method, std::string(path), not_offered, Access::kApiKey);
   add("POST", "/tokenize", tokenize, Access::kApiKey);
   add("POST", "/detokenize", detokenize, Access::kApiKey);
   add("GET", "/health", health, Access::kOpen);

@@ -684,6 +684,9 @@ TEST_F(ClientFieldsTest, ResponsesRefuseByName) {
   const net::HttpReply embeddings = post("/v1/embeddings", R"({"input":"x"})");
   EXPECT_EQ(embeddings.status, 404);
   EXPECT_NE(embeddings.body.find("/v1/embeddings is not built"), std::string::npos) << embeddings.body;
+  net::HttpCall files = make_call("/v1/files", "");
+  files.method = "GET";
+  EXPECT_EQ(client_->call(files).status, 404) << "the list that a client asks for first";
 }
 
 TEST(RequestFields, TheDocumentNamesEveryMember) {

@@ -196,10 +196,21 @@ bool ChatTemplate::exists(const std::filesystem::path& folder) {
 }
 
 ChatTemplate ChatTemplate::load(const std::filesystem::path& folder, const Tokenizer& tokenizer) {
+  // A mistake in a template is told with the file that it stands in.
+  const auto in_file = [](const std::string& where, auto make) {
+    try {
+      return make();
+    } catch (const Error& error) {
+      throw error.with_context(where);
+    }
+  };
+  const auto template_of = [&](std::string text, const std::string& where) {
+    return in_file(where, [&] { return ChatTemplate(std::move(text), tokenizer.special_tokens()); });
+  };
   if (const auto file = folder / "chat_template.jinja"; std::filesystem::exists(file)) {
-    ChatTemplate out(read_file(file, JinjaTemplate::kMaxSourceBytes), tokenizer.special_tokens());
+    ChatTemplate out = template_of(read_file(file, JinjaTemplate::kMaxSourceBytes), file.string());
     if (const auto tools = folder / "additional_chat_templates" / "tool_use.jinja"; std::filesystem::exists(tools))
-      out.impl_->tool_use.emplace(read_file(tools, JinjaTemplate::kMaxSourceBytes));
+      out.impl_->tool_use.emplace(in_file(tools.string(), [&] { return JinjaTemplate(read_file(tools, JinjaTemplate::kMaxSourceBytes)); }));
     return out;
   }
   const std::string where = (folder / "tokenizer_config.json").string() + ".chat_template";
@@ -207,7 +218,7 @@ ChatTemplate ChatTemplate::load(const std::filesystem::path& folder, const Token
   if (entry == nullptr)
     fail(ErrorCode::kNotFound, "{}: missing, and there is no chat_template.jinja; set tokenizer.chat_template to a template text or file",
          where);
-  if (entry->is_string()) return ChatTemplate(std::string(view(entry->get_string())), tokenizer.special_tokens());
+  if (entry->is_string()) return template_of(std::string(view(entry->get_string())), where);
   std::optional<std::string> main, tool_use;
   for (const json::value& item : detail::as_array(*entry, where)) {
     const json::object& named = detail::as_object(item, where);
@@ -217,8 +228,8 @@ ChatTemplate ChatTemplate::load(const std::filesystem::path& folder, const Token
     if (name == "tool_use") tool_use = text;
   }
   if (!main) fail(ErrorCode::kCorrupt, "{}: a list of named templates without one named 'default'", where);
-  ChatTemplate out(std::move(*main), tokenizer.special_tokens());
-  if (tool_use) out.impl_->tool_use.emplace(*tool_use);
+  ChatTemplate out = template_of(std::move(*main), where);
+  if (tool_use) out.impl_->tool_use.emplace(in_file(where, [&] { return JinjaTemplate(*tool_use); }));
   return out;
 }
 

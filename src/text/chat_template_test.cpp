@@ -244,6 +244,12 @@ TEST(ChatTemplate, TakesTextFileNamedListsAndJinjaFile) {
   EXPECT_EQ(ChatTemplate::from_text_or_file("{{ 1 + 1 }}", plain).render({}), "2");
   EXPECT_THROW(ChatTemplate::from_text_or_file("/no/such/file.jinja", plain), Error);
   EXPECT_THROW(ChatTemplate::load("/nonexistent-folder", test::fixture_tokenizer("qwen2")), Error);
+  try {
+    ChatTemplate::load("/some-folder", test::fixture_tokenizer("qwen2", R"({"chat_template": "{% if"})"));
+    ADD_FAILURE() << "a template that is cut short was taken";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("/some-folder/tokenizer_config.json.chat_template: [chat template] line 1"));
+  }
 }
 
 // ---- Templates that mean harm end with an error that names the line.

@@ -53,7 +53,7 @@ def test_an_asynchronous_run_is_repeated_bit_for_bit():
 def test_the_same_samples_with_other_settings():
     with harness.workspace("what-if") as folder:
         run = record(folder)
-        out, error = prl("replay", run, "--trainer.optim.lr", 1e-5, "--output-dir", folder / "slow")
+        out, error = prl("replay", run, "--trainer.loss.type", "gspo", "--trainer.optim.lr", 1e-5, "--output-dir", folder / "slow")
         text = out + error
         check("from here on this run goes its own way" in text and f"replayed up to step {STEPS}: 0 steps made" in text, text[-900:])
         check(weights(folder / "slow") != weights(run), "another learning rate made the same weights")
