@@ -17,6 +17,7 @@ def _arguments() -> argparse.Namespace:
     where.add_argument("--fd", type=int, help="descriptor of an inherited stream socket; also PRL_ENV_FD")
     where.add_argument("--connect", metavar="HOST:PORT")
     where.add_argument("--listen", metavar="HOST:PORT")
+    parser.add_argument("--template", action="store_true", help="fork workers on request over the descriptor; see template.py")
     parser.add_argument("--protocol", type=int, default=None, help=argparse.SUPPRESS)  # tests of the refusal
     parser.add_argument("--patience", type=float, default=1.0, help=argparse.SUPPRESS)  # factor of the periods of grace; tests wait for them
     arguments = parser.parse_args()
@@ -91,12 +92,19 @@ def main() -> None:
     arguments = _arguments()
     fd = _keep_output_apart(arguments.fd)
     token = os.environ.pop("PRL_ENV_TOKEN", None)
+    # Under its own name the C library takes it away from programs whose real user id is another than the effective one.
+    if folder := os.environ.pop("PRL_TMPDIR", ""):
+        os.environ["TMPDIR"] = folder
     for name in ("TQDM_DISABLE", "HF_DATASETS_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_PROGRESS_BARS"):
         os.environ.setdefault(name, "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from prl_worker import loading
 
     loading.guard_signals()
+    if arguments.template:
+        from prl_worker.template import Template
+
+        fd = Template(fd).serve()
     try:
         asyncio.run(_main(arguments, fd, token))
     except OSError as error:

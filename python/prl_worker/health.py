@@ -20,6 +20,15 @@ def rss_mb() -> float:
         return round(int(file.read().split()[1]) * _PAGE / 2**20, 1)
 
 
+def pss_mb() -> float:
+    """Memory, what is shared with other processes in parts: all processes together have the sum. A few milliseconds."""
+    try:
+        with open("/proc/self/smaps_rollup") as file:
+            return round(next(int(line.split()[1]) for line in file if line.startswith("Pss:")) / 1024, 1)
+    except (OSError, StopIteration):
+        return rss_mb()
+
+
 def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 

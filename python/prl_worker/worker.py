@@ -187,6 +187,7 @@ class Worker:
                 **self._counts,
                 "loop_lag_ms": self._health.take_lag_ms() if self._health is not None else 0.0,
                 "rss_mb": health.rss_mb(),
+                "pss_mb": health.pss_mb(),
                 "cpu_s": round(time.process_time(), 3),
                 "open_files": health.open_files(),
                 "threads": threading.active_count(),

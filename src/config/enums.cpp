@@ -48,6 +48,7 @@ constexpr EnumEntry kEfforts[] = {entry(ReasoningEffort::kMinimal, "minimal"), e
 constexpr EnumEntry kEnvKinds[] = {entry(EnvKind::kAuto, "auto"), entry(EnvKind::kLegacy, "legacy"), entry(EnvKind::kV1, "v1"),
                                    entry(EnvKind::kFake, "fake")};
 constexpr EnumEntry kSandboxModes[] = {entry(SandboxMode::kAuto, "auto"), entry(SandboxMode::kOff, "off")};
+constexpr EnumEntry kWorkerStarts[] = {entry(WorkerStart::kFork, "fork"), entry(WorkerStart::kSpawn, "spawn")};
 constexpr EnumEntry kTrainingModes[] = {entry(TrainingMode::kRl, "rl"), entry(TrainingMode::kOpd, "opd"),
                                         entry(TrainingMode::kOpsd, "opsd"), entry(TrainingMode::kSft, "sft")};
 constexpr EnumEntry kAdvantages[] = {entry(AdvantageType::kGrpo, "grpo"),     entry(AdvantageType::kRloo, "rloo"),
@@ -124,6 +125,7 @@ std::span<const EnumEntry> enum_entries(MatmulPrecision) { return kPrecisions; }
 std::span<const EnumEntry> enum_entries(ReasoningEffort) { return kEfforts; }
 std::span<const EnumEntry> enum_entries(EnvKind) { return kEnvKinds; }
 std::span<const EnumEntry> enum_entries(SandboxMode) { return kSandboxModes; }
+std::span<const EnumEntry> enum_entries(WorkerStart) { return kWorkerStarts; }
 std::span<const EnumEntry> enum_entries(TrainingMode) { return kTrainingModes; }
 std::span<const EnumEntry> enum_entries(AdvantageType) { return kAdvantages; }
 std::span<const EnumEntry> enum_entries(TrajectoryStrategy) { return kStrategies; }

@@ -20,6 +20,8 @@ enum class EnvKind { kAuto, kLegacy, kV1, kFake };
 std::span<const EnumEntry> enum_entries(EnvKind);
 enum class SandboxMode { kAuto, kOff };
 std::span<const EnumEntry> enum_entries(SandboxMode);
+enum class WorkerStart { kFork, kSpawn };
+std::span<const EnumEntry> enum_entries(WorkerStart);
 
 /// What one worker process of a Python environment may use.
 struct WorkerLimitsConfig {
@@ -65,6 +67,7 @@ struct PythonEnvConfig {
   std::optional<std::string> python;
   EnvKind kind = EnvKind::kAuto;
   SandboxMode sandbox = SandboxMode::kAuto;
+  WorkerStart worker_start = WorkerStart::kFork;
   std::vector<std::string> pass_env;
   WorkerLimitsConfig limits;
   std::optional<std::string> address;
@@ -78,6 +81,8 @@ struct PythonEnvConfig {
     v.field("python", python, "Interpreter or virtual environment of a Python environment; the one it was installed into if not set");
     v.field("kind", kind, "API that a Python environment is written for; auto looks at its module");
     v.field("sandbox", sandbox, "Workers without network and capabilities, where the machine allows it");
+    v.field("worker_start", worker_start,
+            "fork: workers come from a process that has imported what they need; spawn: each imports for itself");
     v.field("pass_env", pass_env, "Variables, keys of judges for instance, that workers get besides the usual ones");
     v.field("limits", limits, "What one worker may use");
     v.field("address", address, "host:port of workers that run already (prl env-server), with commas between several");

@@ -6,6 +6,7 @@
 
 #include "base/log.hpp"
 #include "base/log_progress.hpp"
+#include "env/python/worker_templates.hpp"
 #include "launch/engine_client.hpp"
 #include "launch/engine_host.hpp"
 #include "launch/local_pressure.hpp"
@@ -163,7 +164,9 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   rollouts::LocalSampleQueue queue(1, transport->capacity);
 
   const TextSetup text = load_policy_text(config.orchestrator);
+  const auto templates = std::make_shared<env::python::WorkerTemplates>();
   OrchestratorTransports transports;
+  transports.templates = templates;
   transports.generate = make_engine_client(host.engine(), host.text().tokenizer);
   transports.samples = queue.make_sender();
   transports.policy = policy_source;
@@ -190,7 +193,7 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
       // Outlives the guard: its end closes the sample queue, and the trainer must not take that for the first failure.
       std::optional<orchestrator::Orchestrator> role;
       guarded("orchestrator", failure, [&] {
-        role.emplace(orchestrator_options(config.orchestrator, text.tokenizer->vocab_size(), resume_step), std::move(services));
+        role.emplace(orchestrator_options(config.orchestrator, text.tokenizer->vocab_size(), resume_step, templates), std::move(services));
         report = role->run(stop.get_token());
       });
     });

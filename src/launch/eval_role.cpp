@@ -11,6 +11,7 @@
 #include "base/files.hpp"
 #include "base/log.hpp"
 #include "base/units.hpp"
+#include "env/python/worker_templates.hpp"
 #include "env/registry.hpp"
 #include "launch/eval_metadata.hpp"
 #include "launch/eval_run.hpp"
@@ -109,9 +110,10 @@ class Evaluation {
         followed_(std::move(extras.followed)) {
     // What needs no model fails before one is loaded.
     const std::int64_t concurrency = config.max_concurrent.value_or(eval::kDefaultConcurrent);
+    const auto templates = std::make_shared<env::python::WorkerTemplates>();
     for (const config::EvalEnvConfig& entry : config.env)
       environments_.push_back(
-          env::make_environment(in_run(env_spec(entry), env_logs(config.output_dir, "eval"), concurrency, config.log.vf_level)));
+          env::make_environment(in_run(env_spec(entry), env_logs(config.output_dir, "eval"), concurrency, config.log.vf_level, templates)));
     for (const env::EnvironmentPtr& environment : environments_) environment->prepare();
     if (config.resume_path) {
       check_resumable(*config.resume_path, config.env.front(), facts(0));

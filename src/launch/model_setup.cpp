@@ -32,6 +32,7 @@ env::python::PythonSettings python_settings(const config::PythonEnvConfig& confi
   settings.address = config.address.value_or("");
   if (config.num_workers.number) settings.num_workers = static_cast<int>(*config.num_workers.number);
   settings.sandbox = config.sandbox == config::SandboxMode::kAuto;
+  settings.forks = config.worker_start == config::WorkerStart::kFork;
   settings.pass_env = config.pass_env;
   settings.rollouts = config.limits.rollouts;
   settings.memory_gb = config.limits.memory_gb;
@@ -189,10 +190,12 @@ env::EnvSpec env_spec(const config::EvalEnvConfig& config) { return make_spec(co
 
 fs::path env_logs(const fs::path& output_dir, const char* kind) { return log_file(output_dir, "envs") / kind; }
 
-env::EnvSpec in_run(env::EnvSpec spec, const fs::path& logs, std::int64_t concurrency, config::LogLevel log_level) {
+env::EnvSpec in_run(env::EnvSpec spec, const fs::path& logs, std::int64_t concurrency, config::LogLevel log_level,
+                    std::shared_ptr<env::python::WorkerTemplates> templates) {
   spec.python.log_level = config::enum_name(log_level);
   spec.python.log_folder = logs;
   spec.python.concurrency = concurrency;
+  spec.python.templates = std::move(templates);
   return spec;
 }
 

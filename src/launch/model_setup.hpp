@@ -64,8 +64,10 @@ TextSetup load_text(const std::filesystem::path& folder, const TextOptions& opti
 
 env::EnvSpec env_spec(const config::EnvConfig& config);
 env::EnvSpec env_spec(const config::EvalEnvConfig& config);
-/// With where a run keeps its logs, the least level of its environments' records, and how many rollouts it has at once.
-env::EnvSpec in_run(env::EnvSpec spec, const std::filesystem::path& logs, std::int64_t concurrency, config::LogLevel log_level);
+/// With where a run keeps its logs, the least level of its environments' records, how many rollouts it has at once, and what its
+/// environments fork Python workers from (null: each has its own).
+env::EnvSpec in_run(env::EnvSpec spec, const std::filesystem::path& logs, std::int64_t concurrency, config::LogLevel log_level,
+                    std::shared_ptr<env::python::WorkerTemplates> templates = nullptr);
 /// Where environments of a kind ("train", "eval") log: envs/KIND of the attempt.
 std::filesystem::path env_logs(const std::filesystem::path& output_dir, const char* kind);
 /// With the fields of extra_body: those that our sampler knows are set, others go into extra_json. Error{kInvalidArgument} naming a field

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "base/log.hpp"
+#include "env/python/worker_templates.hpp"
 #include "launch/bench_transports.hpp"
 #include "launch/fleet_pressure.hpp"
 #include "launch/http_options.hpp"
@@ -176,12 +177,13 @@ int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_to
   transports.pressure = make_fleet_pressure(engines, client);
   transports.load = make_fleet_pressure(engines, client);
   transports.io = io.executor();
+  transports.templates = std::make_shared<env::python::WorkerTemplates>();
   monitor::MetricSet declared;
   declared.declare(orchestrator::metric_infos());
   auto monitor = make_monitor(std::move(declared), kOrchestratorRows, config.output_dir, config.file_monitor, config.bench.has_value());
   add_heartbeat(*monitor, config.heartbeat);
   const OrchestratorBench bench(*monitor, config.bench);
-  orchestrator::OrchestratorOptions options = orchestrator_options(config, text.tokenizer->vocab_size(), resume_step);
+  orchestrator::OrchestratorOptions options = orchestrator_options(config, text.tokenizer->vocab_size(), resume_step, transports.templates);
   options.recovery = std::move(recovery);
   orchestrator::OrchestratorServices services = orchestrator_services(config, text, std::move(transports), monitor.get());
   services.engine_metrics = [engines](monitor::Metrics& metrics) {

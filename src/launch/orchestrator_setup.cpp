@@ -219,10 +219,10 @@ std::int64_t rollouts_at_once(const config::OrchestratorConfig& config) {
 }
 
 orchestrator::OnlineEval online_eval(const config::OnlineEvalConfig& section, const config::EvalEnvConfig& entry,
-                                     const config::OrchestratorConfig& config) {
+                                     const config::OrchestratorConfig& config, const SharedTemplates& templates) {
   orchestrator::OnlineEval eval;
   eval.task.environment = env::make_environment(
-      in_run(env_spec(entry), env_logs(config.output_dir, "eval"), config.batch_size.value_or(128), config.log.vf_level));
+      in_run(env_spec(entry), env_logs(config.output_dir, "eval"), config.batch_size.value_or(128), config.log.vf_level, templates));
   eval.task.environment->prepare();
   eval.task.num_examples = entry.num_examples.value_or(section.num_examples);
   eval.task.rollouts_per_example = entry.group_size.value_or(section.group_size);
@@ -247,7 +247,7 @@ void set_state_headers(orchestrator::OrchestratorOptions& options, const config:
 }  // namespace
 
 orchestrator::OrchestratorOptions orchestrator_options(const config::OrchestratorConfig& config, std::int64_t vocab_size,
-                                                       std::int64_t resume_step) {
+                                                       std::int64_t resume_step, const SharedTemplates& templates) {
   orchestrator::OrchestratorOptions options;
   const std::int64_t batch_size = config.batch_size.value_or(128);
   options.dispatch.batch_size = batch_size;
@@ -290,7 +290,8 @@ orchestrator::OrchestratorOptions orchestrator_options(const config::Orchestrato
   options.seed = static_cast<std::uint64_t>(config.seed);
   options.deterministic = config.deterministic;
   if (config.eval) {
-    for (const config::EvalEnvConfig& entry : config.eval->env) options.evals.push_back(online_eval(*config.eval, entry, config));
+    for (const config::EvalEnvConfig& entry : config.eval->env)
+      options.evals.push_back(online_eval(*config.eval, entry, config, templates));
     options.eval_base_model = config.eval->eval_base_model;
     options.skip_eval_on_resume = config.eval->skip_eval_on_resume;
     options.cancel_inflight_on_eval = config.eval->cancel_inflight_rollouts_on_eval;
@@ -335,14 +336,14 @@ void require_text(const env::Environment& environment) {
 
 }  // namespace
 
-std::vector<orchestrator::TrainEnv> train_environments(const config::OrchestratorConfig& config) {
+std::vector<orchestrator::TrainEnv> train_environments(const config::OrchestratorConfig& config, const SharedTemplates& templates) {
   std::vector<orchestrator::TrainEnv> environments;
   const auto common = advantage_function(config.advantage, config.output_dir);
   const std::vector<orchestrator::GroupFilter> filters = filter_functions(config);
   for (const config::EnvConfig& entry : config.train.env) {
     orchestrator::TrainEnv train;
-    train.environment =
-        env::make_environment(in_run(env_spec(entry), env_logs(config.output_dir, "train"), rollouts_at_once(config), config.log.vf_level));
+    train.environment = env::make_environment(
+        in_run(env_spec(entry), env_logs(config.output_dir, "train"), rollouts_at_once(config), config.log.vf_level, templates));
     train.environment->prepare();
     if (!config.student.model.vlm) require_text(*train.environment);
     train.sampling = sampling_params(entry.sampling.value_or(config.train.sampling));
@@ -401,7 +402,7 @@ orchestrator::Demonstrations demonstrations(const config::DemonstrationConfig& c
 orchestrator::OrchestratorServices orchestrator_services(const config::OrchestratorConfig& config, const TextSetup& text,
                                                          OrchestratorTransports transports, monitor::Monitor* monitor) {
   orchestrator::OrchestratorServices services;
-  services.environments = train_environments(config);
+  services.environments = train_environments(config, transports.templates);
   if (config.training_mode == config::TrainingMode::kOpsd) {
     services.teacher = env::make_generate_prompt_scorer(transports.generate);
     services.demonstrations = demonstrations(config.opsd, text.renderer);

@@ -14,11 +14,15 @@
 
 namespace prl::launch {
 
+/// What the Python workers of all environments of an orchestrator are forked from; null: those of each environment from something of its
+/// own.
+using SharedTemplates = std::shared_ptr<env::python::WorkerTemplates>;
 /// Options of the orchestrator; `vocab_size` is the policy tokenizer's, for the filters.
 orchestrator::OrchestratorOptions orchestrator_options(const config::OrchestratorConfig& config, std::int64_t vocab_size,
-                                                       std::int64_t resume_step);
+                                                       std::int64_t resume_step, const SharedTemplates& templates = nullptr);
 /// Environments that `config` names, with their sampling.
-std::vector<orchestrator::TrainEnv> train_environments(const config::OrchestratorConfig& config);
+std::vector<orchestrator::TrainEnv> train_environments(const config::OrchestratorConfig& config,
+                                                       const SharedTemplates& templates = nullptr);
 /// How the policy reads and writes text, and where its tokenizer is.
 TextOptions policy_text_options(const config::OrchestratorConfig& config);
 std::string policy_text_name(const config::OrchestratorConfig& config);
@@ -33,6 +37,7 @@ struct OrchestratorTransports {
   std::shared_ptr<orchestrator::PressureSource> pressure;  ///< null where nothing is known of the engine's load
   std::shared_ptr<orchestrator::PressureSource> load;      ///< the same for metrics
   std::optional<net::asio::any_io_executor> io;            ///< of requests to a teacher; needed if there is one
+  SharedTemplates templates = nullptr;
 };
 /// Environments, clients and transports of an orchestrator; `monitor` is borrowed.
 orchestrator::OrchestratorServices orchestrator_services(const config::OrchestratorConfig& config, const TextSetup& text,

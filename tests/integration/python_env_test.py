@@ -161,7 +161,7 @@ def test_every_seat_trains():
             check(all(abs(row["advantage"] - (row["reward"] - mean)) < 1e-6 for row in (first, second)), f"{first['advantage']} {second['advantage']}")
         last = harness.metrics(folder / "out")[3]
         check("metrics/words/reward/first" in last and "metrics/words/reward/second" in last, f"a reward for each seat: {sorted(last)}")
-        check("env/words/rss_mb" in last and 1 <= last["env/words/workers"] <= 2, f"what the workers use: {sorted(last)}")
+        check(0 < last["env/words/pss_mb"] <= last["env/words/rss_mb"] and 1 <= last["env/words/workers"] <= 2, f"what the workers use: {sorted(last)}")
 
 
 CREDIT = """

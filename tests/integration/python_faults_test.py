@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
 """Python workers that are killed, hang, block, raise, flood and lie: no rollout is lost or counted twice, the others go on, and the log says
 what happened to which task. PRL_FAULT_ROUNDS=N repeats every fault N times (100 take some minutes)."""
+import contextlib
 import json
 import os
+import pathlib
 import re
+import signal
 import time
 
 import harness
@@ -174,6 +177,57 @@ def test_a_run_goes_on_without_the_rollouts_that_fail():
         check(not bad & {row["example_id"] for row in rows}, f"{bad & {row['example_id'] for row in rows}}")
 
 
+def processes_of(parent):
+    """Names and ids of the children of a process, and of theirs, that are not dead."""
+    children = {}
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            head, _, tail = stat.read_text().rpartition(")")
+            state, parent_pid = tail.split()[:2]
+            if state != "Z":
+                children.setdefault(int(parent_pid), []).append((int(head.split()[0]), head.partition("(")[2]))
+    found, waiting = [], [parent]
+    while waiting:
+        for pid, name in children.get(waiting.pop(), []):
+            found.append((name, pid))
+            waiting.append(pid)
+    return found
+
+
+def is_alive(pid):
+    with contextlib.suppress(OSError):
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def test_killed_templates_workers_and_the_program_itself():
+    """A killed worker is replaced from the template, a killed template by a new one, and with the program all of them end."""
+    with harness.workspace("python-templates") as folder:
+        model = harness.tiny_model(folder / "model")
+        # Two rollouts at a worker each, which never end, and a third that waits for a worker to die.
+        write_run(folder / "rl.toml", model, ["num_workers = 2", "limits = { rollouts = 1 }", 'args = { num_train = 8, misbehave = { all = "hang" } }'],
+                  batch_size=4, max_steps=1)
+        with harness.running("rl", "@", folder / "rl.toml", "--output-dir", folder / "out", log=folder / "log") as program:
+            def named(name, but=()):
+                return sorted(pid for found, pid in processes_of(program.pid) if found == name and pid not in but)
+
+            harness.wait_until(lambda: len(named("prl-worker")) == 2 and len(named("prl-template")) == 1, 60, "two workers of one template")
+            workers, template = named("prl-worker"), named("prl-template")
+            os.kill(workers[0], signal.SIGKILL)
+            harness.wait_until(lambda: len(named("prl-worker", workers)) == 1, 30, "a worker in place of the killed one")
+            check(named("prl-template") == template and is_alive(workers[1]), "the template and the other worker live on")
+            os.kill(template[0], signal.SIGKILL)
+            harness.wait_until(lambda: not is_alive(template[0]), 10, "the template's end")
+            check(is_alive(workers[1]) and len(named("prl-worker")) == 2, "workers do not need their template")
+            os.kill(workers[1], signal.SIGKILL)
+            harness.wait_until(lambda: len(named("prl-worker", workers)) == 2 and named("prl-template"), 30, "a worker from a new template")
+            everything = [pid for _, pid in processes_of(program.pid)]
+            check(len(everything) >= 3, f"{processes_of(program.pid)}")
+            program.kill()
+            program.wait(30)
+            harness.wait_until(lambda: not any(map(is_alive, everything)), 10, f"the end of {everything}")
+
+
 def test_a_worker_of_another_protocol_is_refused():
     with harness.workspace("python-faults") as folder:
         model = harness.tiny_model(folder / "model")
@@ -209,4 +263,5 @@ if __name__ == "__main__":
     harness.main(test_a_worker_has_its_processor_time_and_no_more, test_every_rollout_ends_once_whatever_workers_do,
                  test_a_run_with_a_hundred_faults_is_the_run_without,
                  test_a_run_goes_on_without_the_rollouts_that_fail,
+                 test_killed_templates_workers_and_the_program_itself,
                  test_a_worker_of_another_protocol_is_refused)

@@ -28,7 +28,6 @@ class Descriptor {
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
   int get() const { return fd_; }
-  int release() { return std::exchange(fd_, -1); }
   void reset(int fd) {
     if (fd_ >= 0) ::close(fd_);
     fd_ = fd;
@@ -91,19 +90,44 @@ StartFailure read_report(int fd) {
 
 }  // namespace
 
-ChildProcess ChildProcess::start(const ChildOptions& options) {
+ChildStreams::ChildStreams(const std::string& child) {
   int pair[2];
   int pipe[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0)
+    fail(ErrorCode::kIo, "{} cannot be started: no socket pair: {}", child, std::strerror(errno));
+  connection = pair[0];
+  connection_end = pair[1];
+  if (::pipe2(pipe, O_CLOEXEC) != 0) {
+    const int error = errno;
+    ::close(connection);
+    ::close(connection_end);
+    fail(ErrorCode::kIo, "{} cannot be started: no pipe: {}", child, std::strerror(error));
+  }
+  output = pipe[0];
+  output_end = pipe[1];
+}
+
+ChildStreams::ChildStreams(ChildStreams&& other) noexcept
+    : connection(std::exchange(other.connection, -1)),
+      output(std::exchange(other.output, -1)),
+      connection_end(std::exchange(other.connection_end, -1)),
+      output_end(std::exchange(other.output_end, -1)) {}
+
+ChildStreams::~ChildStreams() {
+  for (const int fd : {connection, output, connection_end, output_end})
+    if (fd >= 0) ::close(fd);
+}
+
+ChildProcess ChildProcess::adopt(pid_t pid, ChildStreams streams) {
+  return ChildProcess(pid, std::exchange(streams.connection, -1), std::exchange(streams.output, -1));
+}
+
+ChildProcess ChildProcess::start(const ChildOptions& options) {
   int report[2];
   const auto failed = [&](const char* what) {
     fail(ErrorCode::kIo, "{} cannot be started: {}: {}", options.name, what, std::strerror(errno));
   };
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) failed("no socket pair");
-  Descriptor ours(pair[0]);
-  Descriptor theirs(pair[1]);
-  if (::pipe2(pipe, O_CLOEXEC) != 0) failed("no pipe");
-  Descriptor output(pipe[0]);
-  Descriptor output_end(pipe[1]);
+  ChildStreams streams(options.name);
   if (::pipe2(report, O_CLOEXEC) != 0) failed("no pipe");
   Descriptor report_read(report[0]);
   Descriptor report_write(report[1]);
@@ -117,9 +141,10 @@ ChildProcess ChildProcess::start(const ChildOptions& options) {
   const std::vector<char*> argv = pointers(arguments);
   const std::vector<char*> envp = pointers(environment);
   const std::string folder = options.folder.string();
-  const SandboxPlan sandbox = plan_sandbox(options.limits, options.isolate_network);
-  const Prepared prepared{argv.data(),      envp.data(), folder.c_str(),     &sandbox,  theirs.get(),
-                          output_end.get(), null.get(),  report_write.get(), ::getpid()};
+  const SandboxPlan sandbox =
+      plan_sandbox(options.limits, options.isolate_network, options.is_template ? uid_in_template() : ::geteuid(), ::geteuid());
+  const Prepared prepared{argv.data(),        envp.data(), folder.c_str(),     &sandbox,  streams.connection_end,
+                          streams.output_end, null.get(),  report_write.get(), ::getpid()};
   const pid_t pid = ::fork();
   if (pid < 0) failed("fork");
   if (pid == 0) {
@@ -130,7 +155,7 @@ ChildProcess ChildProcess::start(const ChildOptions& options) {
     ::_exit(127);
   }
   report_write.reset(-1);
-  ChildProcess child(pid, ours.release(), output.release());
+  ChildProcess child = adopt(pid, std::move(streams));
   if (const StartFailure failure = read_report(report_read.get()); failure.step != StartStep::kNone)
     fail(ErrorCode::kIo, "{} cannot be started: {} ({}): {}", options.name, to_string(failure.step), options.argv.front(),
          std::strerror(failure.error));

@@ -26,9 +26,22 @@ struct ChildOptions {
   ChildLimits limits;
   /// Puts it into a network namespace of its own with nothing but a loopback device, in a user namespace without capabilities.
   bool isolate_network = false;
+  bool is_template = false;  ///< its children enter namespaces inside of its own
 };
 
 constexpr int kConnectionFd = 3;
+
+/// The ends of a child's connection (a stream socket pair) and output (a pipe). Close-on-exec; closed by the owner.
+class ChildStreams {
+ public:
+  /// Error{kIo} naming `child`.
+  explicit ChildStreams(const std::string& child);
+  ~ChildStreams();
+  ChildStreams(ChildStreams&& other) noexcept;
+  ChildStreams& operator=(ChildStreams&&) = delete;
+  int connection = -1, output = -1;          ///< ours
+  int connection_end = -1, output_end = -1;  ///< the child's
+};
 
 /// A program started with one end of a stream socket pair, its output (stdout and stderr) on a pipe, and a process group of its own.
 ///
@@ -39,6 +52,9 @@ class ChildProcess {
  public:
   /// Error{kIo} naming the step that failed and the reason.
   static ChildProcess start(const ChildOptions& options);
+  /// A child of this process that another one has forked for it (WorkerTemplates), with its ends of `streams`: it is in a group of its own
+  /// and gets SIGKILL with the thread that started the other one.
+  static ChildProcess adopt(pid_t pid, ChildStreams streams);
   /// Kills its process group and waits for it.
   ~ChildProcess();
   ChildProcess(ChildProcess&& other) noexcept;

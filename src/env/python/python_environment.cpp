@@ -280,6 +280,7 @@ std::map<std::string, double> PythonEnvironment::gauges() const {
   if (!pool_) return {};
   const WorkerPool::Stats stats = pool_->stats();
   return {{"rss_mb", stats.rss_mb},
+          {"pss_mb", stats.pss_mb},
           {"loop_lag_ms", stats.max_lag_ms},
           {"workers", static_cast<double>(stats.num_ready)},
           {"worker_deaths", static_cast<double>(stats.num_deaths)},

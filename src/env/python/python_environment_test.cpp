@@ -70,6 +70,7 @@ struct Wanted {
   int num_workers = 2;
   std::int64_t rollouts = 8;
   bool sandbox = false;
+  bool forks = true;  ///< as configurations have it
   std::function<void(PythonOptions&)> change = {};
   PythonSettings settings = {};
 };
@@ -86,6 +87,7 @@ class PythonEnvironmentTest : public ::testing::Test {
     setup.settings.num_workers = setup.num_workers;
     setup.settings.rollouts = setup.rollouts;
     setup.settings.sandbox = setup.sandbox;
+    setup.settings.forks = setup.forks;
     setup.settings.log_folder = test_folder();
     PythonOptions options = plan_environment(
         "fake", "fake", text::parse_json(setup.args, text::kJsonDepth, text::LargeNumbers::kKeepText).as_object(), setup.settings);
@@ -325,9 +327,9 @@ print("files", os.path.exists("/etc/passwd"), "pgid", os.getpgid(0) == os.getpid
 }
 
 TEST_F(PythonEnvironmentTest, AWrongProtocolNumberIsSaidOnce) {
-  const PythonEnvironment& environment = make({.change = [](PythonOptions& options) {
-    options.pool.argv.insert(options.pool.argv.end(), {"--protocol", "2"});
-  }});
+  const PythonEnvironment& environment = make({.forks = false, .change = [](PythonOptions& options) {
+                                                 options.pool.argv.insert(options.pool.argv.end(), {"--protocol", "2"});
+                                               }});
   try {
     environment.prepare();
     FAIL() << "it started";

@@ -9,6 +9,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/utsname.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -92,7 +93,13 @@ const char* to_string(StartStep step) {
   return "?";
 }
 
+uid_t uid_in_template() { return ::geteuid() != 0 ? ::geteuid() : 1; }
+
 SandboxPlan plan_sandbox(const ChildLimits& limits, bool isolate_network) {
+  return plan_sandbox(limits, isolate_network, ::geteuid(), ::geteuid());
+}
+
+SandboxPlan plan_sandbox(const ChildLimits& limits, bool isolate_network, uid_t inner_uid, uid_t outer_uid) {
   // The range that systemd keeps for services without a user of their own.
   constexpr uid_t kFirstUid = 61184;
   constexpr uid_t kNumUids = 4000;
@@ -103,7 +110,7 @@ SandboxPlan plan_sandbox(const ChildLimits& limits, bool isolate_network) {
   plan.uid = ::geteuid();
   plan.gid = ::getegid();
   if (plan.uid == 0 && limits.num_processes > 0) plan.counted_uid = kFirstUid + next.fetch_add(1) % kNumUids;
-  std::snprintf(plan.uid_map, sizeof plan.uid_map, "%u %u 1", plan.uid, plan.uid);
+  std::snprintf(plan.uid_map, sizeof plan.uid_map, "%u %u 1", inner_uid, outer_uid);
   std::snprintf(plan.gid_map, sizeof plan.gid_map, "%u %u 1", plan.gid, plan.gid);
   return plan;
 }
@@ -134,6 +141,13 @@ StartStep enter_sandbox(const SandboxPlan& plan) noexcept {
   // With another real user id, exec under no_new_privs would make it the effective one, and files would be out of reach.
   if (plan.counted_uid == 0 && ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return StartStep::kCapabilities;
   return StartStep::kNone;
+}
+
+bool counts_processes_by_namespace() {
+  utsname name{};
+  int major = 0;
+  int minor = 0;
+  return ::uname(&name) == 0 && std::sscanf(name.release, "%d.%d", &major, &minor) == 2 && (major > 5 || (major == 5 && minor >= 14));
 }
 
 bool can_isolate_network() {

@@ -5,11 +5,14 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace prl::env::python {
+
+class WorkerTemplates;
 
 /// The service that answers the calls of an environment's judges.
 struct JudgeSettings {
@@ -37,11 +40,13 @@ struct PythonSettings {
   std::int64_t rollouts = 128;           ///< at once in one worker
   boost::json::object env_config;        ///< of v1 environments, around the task set
   boost::json::object extra_env_kwargs;  ///< of legacy environments: set on the environment once it is made
-  std::vector<std::string> state_columns;  ///< of the environment's state, put into the episode's info
-  std::optional<JudgeSettings> judge;      ///< nullopt: judges use clients of their own, where they have a network
-  std::string log_level = "info";          ///< least level of the records that workers send: "debug", "info", "warning", "error"
-  std::filesystem::path log_folder;        ///< <log_folder>/<name>.log gets what workers write; empty: the log, at debug level
-  std::int64_t concurrency = 128;          ///< rollouts at once in all
+  std::vector<std::string> state_columns;      ///< of the environment's state, put into the episode's info
+  std::optional<JudgeSettings> judge;          ///< nullopt: judges use clients of their own, where they have a network
+  std::string log_level = "info";              ///< least level of the records that workers send: "debug", "info", "warning", "error"
+  std::filesystem::path log_folder;            ///< <log_folder>/<name>.log gets what workers write; empty: the log, at debug level
+  std::int64_t concurrency = 128;              ///< rollouts at once in all
+  bool forks = false;                          ///< workers are forked from a template, where the machine allows it; else each is executed
+  std::shared_ptr<WorkerTemplates> templates;  ///< that environments share; null: each has its own
 
   /// Whether anything asks for Python although a native environment has the id.
   bool is_asked_for() const { return kind != "auto" || !path.empty() || !python.empty() || !address.empty(); }

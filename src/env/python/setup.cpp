@@ -13,7 +13,9 @@
 #include "base/log.hpp"
 #include "env/python/installed.hpp"
 #include "env/python/run_program.hpp"
+#include "env/python/sandbox.hpp"
 #include "env/python/worker_files.hpp"
+#include "env/python/worker_templates.hpp"
 #include "env/registry.hpp"
 
 namespace prl::env::python {
@@ -43,18 +45,12 @@ constexpr std::array kKeptVariables = {"PATH",
                                        "UV_CACHE_DIR"};
 constexpr std::array kNetworkVariables = {"HTTP_PROXY",  "HTTPS_PROXY", "NO_PROXY",          "http_proxy",
                                           "https_proxy", "no_proxy",    "REQUESTS_CA_BUNDLE"};
-constexpr std::array kFixedVariables = {"PYTHONHASHSEED=0",
-                                        "PYTHONUNBUFFERED=1",
-                                        "PYTHONDONTWRITEBYTECODE=1",
-                                        "OMP_NUM_THREADS=1",
-                                        "OPENBLAS_NUM_THREADS=1",
-                                        "MKL_NUM_THREADS=1",
-                                        "MALLOC_ARENA_MAX=2",
-                                        "TOKENIZERS_PARALLELISM=false",
-                                        "TQDM_DISABLE=1",
-                                        "HF_DATASETS_DISABLE_PROGRESS_BARS=1",
-                                        "HF_HUB_DISABLE_PROGRESS_BARS=1",
-                                        "UV_PYTHON_DOWNLOADS=never"};
+constexpr std::array kFixedVariables = {"PYTHONHASHSEED=0", "PYTHONUNBUFFERED=1", "PYTHONDONTWRITEBYTECODE=1", "OMP_NUM_THREADS=1",
+                                        "OPENBLAS_NUM_THREADS=1", "MKL_NUM_THREADS=1", "MALLOC_ARENA_MAX=2", "TOKENIZERS_PARALLELISM=false",
+                                        "TQDM_DISABLE=1", "HF_DATASETS_DISABLE_PROGRESS_BARS=1", "HF_HUB_DISABLE_PROGRESS_BARS=1",
+                                        "UV_PYTHON_DOWNLOADS=never",
+                                        // Else importing pyarrow starts a thread, and a process with threads is not forked.
+                                        "JE_ARROW_MALLOC_CONF=background_thread:false"};
 constexpr std::array kOfflineVariables = {"HF_HUB_OFFLINE=1", "HF_DATASETS_OFFLINE=1", "TRANSFORMERS_OFFLINE=1"};
 
 /// The interpreter behind `python`, which may be the shim of a version manager.
@@ -129,6 +125,7 @@ struct Place {
   fs::path python;
   std::vector<fs::path> paths;
   std::string module_id;
+  bool is_installed = false;
 };
 
 Place place_of(const std::string& id, const PythonSettings& settings) {
@@ -140,6 +137,7 @@ Place place_of(const std::string& id, const PythonSettings& settings) {
   if (place.python.empty()) {
     if (const auto installed = find_installed(environments_folder(), id)) {
       place.python = installed->python();
+      place.is_installed = true;
       if (!installed->module.empty()) place.module_id = installed->module;
       if (!fs::exists(place.python))
         fail(ErrorCode::kNotFound, "{}: its virtual environment {} has no Python any more; `prl env install --overwrite` makes it again",
@@ -261,6 +259,10 @@ PythonOptions plan_environment(const std::string& id, const std::string& name, j
                  .num_processes = settings.processes,
                  .num_files = settings.files,
                  .cpu_seconds = settings.cpu_seconds};
+  // Forked workers share their template's user id: without a count for each namespace they would share a limit of processes, too.
+  const bool can_fork = !pool.isolate_network || ::geteuid() != 0 || counts_processes_by_namespace();
+  if (settings.forks && can_fork) pool.templates = settings.templates ? settings.templates : std::make_shared<WorkerTemplates>();
+  pool.writes_bytecode = place.is_installed;
   pool.argv = {place.python.string(), "-m", "prl_worker", "--fd", std::to_string(kConnectionFd)};
   pool.env = worker_variables(settings, unpack_worker(cache_folder()), pool.isolate_network);
   return options;

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -211,6 +212,25 @@ void WorkerLink::send(std::string frame) {
     end(state_, fmt::format("it does not read: {} bytes are unsent", state_->num_unsent_bytes));
   else
     state_->has_unsent.notify();
+}
+
+bool WorkerLink::send_with(const std::string& frame, std::span<const int> descriptors) {
+  constexpr std::size_t kMostDescriptors = 4;
+  if (state_->is_closed || state_->num_unsent_bytes > 0 || descriptors.size() > kMostDescriptors) return false;
+  iovec bytes{const_cast<char*>(frame.data()), frame.size()};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(kMostDescriptors * sizeof(int))> control{};
+  msghdr message{};
+  message.msg_iov = &bytes;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = CMSG_SPACE(descriptors.size_bytes());
+  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(descriptors.size_bytes());
+  std::memcpy(CMSG_DATA(header), descriptors.data(), descriptors.size_bytes());
+  const ssize_t sent = ::sendmsg(state_->socket.native_handle(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  return sent == static_cast<ssize_t>(frame.size());
 }
 
 void WorkerLink::close() {

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "env/python/child_process.hpp"
@@ -49,6 +50,9 @@ class WorkerLink {
   void send(const boost::json::object& message) { send(encode_frame(message, max_frame_bytes())); }
   /// The same for its frame.
   void send(std::string frame);
+  /// The same with copies of descriptors for the peer, a process of this machine, sent at once. False if the socket does not take all of it
+  /// now, or frames are unsent.
+  [[nodiscard]] bool send_with(const std::string& frame, std::span<const int> descriptors);
   std::size_t max_frame_bytes() const;
   /// Kills the process and ends the connection, silently.
   void close();

@@ -1,7 +1,5 @@
 #include "env/python/worker_pool.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <charconv>
 #include <condition_variable>
@@ -14,6 +12,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/waiting.hpp"
+#include "env/python/private_folder.hpp"
 #include "env/python/worker_link.hpp"
 #include "net/deadline.hpp"
 #include "net/io_runtime.hpp"
@@ -26,26 +25,6 @@ namespace fs = std::filesystem;
 using namespace std::chrono_literals;
 
 namespace {
-
-/// A folder of its own below the system's temporary one, removed at the end.
-class PrivateFolder {
- public:
-  PrivateFolder() {
-    std::string pattern = (fs::temp_directory_path() / "prl-env-XXXXXX").string();
-    if (::mkdtemp(pattern.data()) == nullptr) fail(ErrorCode::kIo, "no temporary folder {}", pattern);
-    path_ = pattern;
-  }
-  ~PrivateFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  PrivateFolder(const PrivateFolder&) = delete;
-  PrivateFolder& operator=(const PrivateFolder&) = delete;
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
 
 std::string describe_error(const json::object& error) {
   const std::string type = optional_text(error, "type");
@@ -80,6 +59,7 @@ struct WorkerPool::Impl : std::enable_shared_from_this<Impl> {
     std::string fingerprint;
     double lag_ms = 0;
     double rss_mb = 0;
+    double pss_mb = 0;
   };
   struct Entry {
     std::shared_ptr<Run> run;
@@ -122,6 +102,10 @@ struct WorkerPool::Impl : std::enable_shared_from_this<Impl> {
   static asio::awaitable<void> drive(std::shared_ptr<Impl> self);
   void carry_out(const PoolPlan& plan);
   void start_worker(int index);
+  void open_worker(int index, ChildProcess child);
+  LinkEvents events_of(int index);
+  void greet(int index);
+  TemplateOptions template_options() const;
   void assign(const PoolPlan::Assign& assignment);
   void end_link(int index, const std::string& reason);
   void reap(bool wait_for_all);
@@ -146,6 +130,7 @@ struct WorkerPool::Impl : std::enable_shared_from_this<Impl> {
   PoolOptions options;
   std::shared_ptr<WorkerLog> log;
   PrivateFolder folder;
+  std::optional<WorkerTemplates::Environment> templates;  ///< made with the first worker
   std::mutex runtime_mutex;
   std::unique_ptr<net::IoRuntime> runtime;        ///< null once stopped
   std::vector<std::function<void(Impl&)>> inbox;  ///< guarded by runtime_mutex; its first one has called the thread
@@ -299,17 +284,13 @@ void WorkerPool::Impl::finish(RunId id, RunEvent event) {
   run->events.close();
 }
 
-void WorkerPool::Impl::start_worker(int index) {
-  Worker& worker = at(index);
-  worker.name = fmt::format("worker {}", index);
-  const std::int64_t generation = ++worker.generation;
-  LinkEvents events;
-  const std::weak_ptr<Impl> weak = weak_from_this();
-  // Reports of a link that was replaced are nobody's.
-  const auto current = [weak, index, generation]() -> std::shared_ptr<Impl> {
+/// What the link of a worker reports to. Reports of a link that was replaced are nobody's.
+LinkEvents WorkerPool::Impl::events_of(int index) {
+  const auto current = [weak = weak_from_this(), index, generation = at(index).generation]() -> std::shared_ptr<Impl> {
     auto self = weak.lock();
     return self && self->at(index).generation == generation ? self : nullptr;
   };
+  LinkEvents events;
   events.on_message = [current, index](json::object message) {
     if (const auto self = current()) self->on_message(index, std::move(message));
   };
@@ -320,31 +301,40 @@ void WorkerPool::Impl::start_worker(int index) {
     self->scheduler.on_lost(index, reason, net::Clock::now());
     self->wake.notify();
   };
-  const WorkerLink::Limits limits{.max_frame_bytes = options.max_frame_bytes};
+  return events;
+}
+
+void WorkerPool::Impl::start_worker(int index) {
+  Worker& worker = at(index);
+  worker.name = fmt::format("worker {}", index);
+  const std::int64_t generation = ++worker.generation;
   try {
-    const asio::any_io_executor executor = runtime->executor();
     if (!options.addresses.empty()) {
-      worker.link = std::make_unique<WorkerLink>(executor, options.addresses[static_cast<std::size_t>(index)], net::Clock::now() + 30s, log,
-                                                 worker.name, limits, std::move(events));
-    } else {
-      ChildOptions child{.name = fmt::format("{} of {}", worker.name, options.name),
-                         .argv = options.argv,
-                         .env = options.env,
-                         .folder = folder.path() / fmt::format("{}-{}", index, generation),
-                         .limits = options.limits,
-                         .isolate_network = options.isolate_network};
-      fs::create_directories(child.folder);
-      child.env.push_back("TMPDIR=" + child.folder.string());
-      worker.link = std::make_unique<WorkerLink>(executor, ChildProcess::start(child), log, worker.name, limits, std::move(events));
+      worker.link =
+          std::make_unique<WorkerLink>(runtime->executor(), options.addresses[static_cast<std::size_t>(index)], net::Clock::now() + 30s,
+                                       log, worker.name, WorkerLink::Limits{.max_frame_bytes = options.max_frame_bytes}, events_of(index));
+      return greet(index);
     }
-    json::object hello{{"t", "hello"}, {"protocol", 1}, {"log_level", options.log_level}, {"seed", 0}};
-    hello["worker_name"] = fmt::format("{}-{}", options.name, index);
-    hello["max_inflight"] = options.schedule.max_inflight;
-    hello["max_frame"] = options.max_frame_bytes;
-    hello["heartbeat_s"] = static_cast<double>(options.schedule.heartbeat.count()) / 1000.0;
-    if (!options.token.empty()) hello["token"] = options.token;
-    worker.link->send(hello);
-    prl::log::debug("{}: {} started (pid {})", options.name, worker.name, worker.link->pid().value_or(0));
+    ChildOptions child{.name = fmt::format("{} of {}", worker.name, options.name),
+                       .argv = options.argv,
+                       .env = options.env,
+                       .folder = folder.path() / fmt::format("{}-{}", index, generation),
+                       .limits = options.limits,
+                       .isolate_network = options.isolate_network};
+    fs::create_directories(child.folder);
+    child.env.push_back("PRL_TMPDIR=" + child.folder.string());
+    if (!options.templates) return open_worker(index, ChildProcess::start(child));
+    if (!templates) templates.emplace(options.templates, template_options(), log);
+    templates->start(std::move(child), [weak = weak_from_this(), index, generation](WorkerTemplates::Started started) {
+      const auto self = weak.lock();
+      if (!self) return;
+      self->post([index, generation, started = std::make_shared<WorkerTemplates::Started>(std::move(started))](Impl& pool) {
+        if (pool.is_stopping || pool.at(index).generation != generation) return;
+        if (started->child) return pool.open_worker(index, std::move(*started->child));
+        pool.scheduler.on_start_failed(index, started->problem, false, net::Clock::now());
+        pool.wake.notify();
+      });
+    });
   } catch (const std::exception& error) {
     worker.link.reset();
     scheduler.on_start_failed(index, error.what(), false, net::Clock::now());
@@ -352,11 +342,45 @@ void WorkerPool::Impl::start_worker(int index) {
   }
 }
 
+void WorkerPool::Impl::open_worker(int index, ChildProcess child) {
+  Worker& worker = at(index);
+  worker.link = std::make_unique<WorkerLink>(runtime->executor(), std::move(child), log, worker.name,
+                                             WorkerLink::Limits{.max_frame_bytes = options.max_frame_bytes}, events_of(index));
+  greet(index);
+}
+
+void WorkerPool::Impl::greet(int index) {
+  json::object hello{{"t", "hello"}, {"protocol", 1}, {"log_level", options.log_level}, {"seed", 0}};
+  hello["worker_name"] = fmt::format("{}-{}", options.name, index);
+  hello["max_inflight"] = options.schedule.max_inflight;
+  hello["max_frame"] = options.max_frame_bytes;
+  hello["heartbeat_s"] = static_cast<double>(options.schedule.heartbeat.count()) / 1000.0;
+  if (!options.token.empty()) hello["token"] = options.token;
+  const Worker& worker = at(index);
+  worker.link->send(hello);
+  prl::log::debug("{}: {} started (pid {})", options.name, worker.name, worker.link->pid().value_or(0));
+}
+
+TemplateOptions WorkerPool::Impl::template_options() const {
+  TemplateOptions made{.name = options.name,
+                       .python = options.argv.front(),
+                       .env = options.env,
+                       .limits = options.limits,
+                       .isolate_network = options.isolate_network,
+                       .kind = optional_text(options.load, "kind"),
+                       .env_id = optional_text(options.load, "env_id"),
+                       .paths = {},
+                       .writes_bytecode = options.writes_bytecode,
+                       .import_limit = options.schedule.start_limit};
+  for (const json::value& path : optional_array(options.load, "paths")) made.paths.emplace_back(path.get_string());
+  return made;
+}
+
 /// Takes the link of a worker that is dead or was killed; its rollouts are the scheduler's business.
 void WorkerPool::Impl::end_link(int index, const std::string& reason) {
   Worker& worker = at(index);
+  ++worker.generation;  // one that is still to come is not wanted, either
   if (!worker.link) return;
-  ++worker.generation;
   for (auto& [id, entry] : runs)
     if (entry.worker == index) {
       entry.wire_id.clear();
@@ -367,6 +391,7 @@ void WorkerPool::Impl::end_link(int index, const std::string& reason) {
   endings.push_back({std::move(worker.link), worker.name, reason});
   worker.fingerprint.clear();
   worker.rss_mb = 0;
+  worker.pss_mb = 0;
   retry_requests_of(index);
 }
 
@@ -398,6 +423,7 @@ void WorkerPool::Impl::on_message(int index, json::object message) {
   } else if (type == "pong") {
     at(index).lag_ms = optional_number(message, "loop_lag_ms", 0);
     at(index).rss_mb = optional_number(message, "rss_mb", 0);
+    at(index).pss_mb = optional_number(message, "pss_mb", at(index).rss_mb);
     scheduler.on_pong(index, at(index).lag_ms, net::Clock::now());
   } else if (type == "log") {
     write_log(index, message);
@@ -617,6 +643,7 @@ void WorkerPool::Impl::publish() {
     now.num_inflight += scheduler.num_inflight(i);
     now.max_lag_ms = std::max(now.max_lag_ms, at(i).lag_ms);
     now.rss_mb += at(i).rss_mb;
+    now.pss_mb += at(i).pss_mb;
     now.pids.push_back(at(i).link ? at(i).link->pid() : std::nullopt);
   }
   std::lock_guard lock(mutex);

@@ -13,6 +13,7 @@
 #include "env/python/child_process.hpp"
 #include "env/python/frame.hpp"
 #include "env/python/pool_scheduler.hpp"
+#include "env/python/worker_templates.hpp"
 #include "net/async_result.hpp"
 
 namespace prl::net {
@@ -26,16 +27,18 @@ namespace asio = boost::asio;
 struct PoolOptions {
   std::string name;                    ///< of the environment, for messages
   std::vector<std::string> argv;       ///< of a worker process
-  std::vector<std::string> env;        ///< its variables, "NAME=value"; TMPDIR is added
+  std::vector<std::string> env;        ///< its variables, "NAME=value"; PRL_TMPDIR is added
   std::vector<std::string> addresses;  ///< "host:port" of workers that run elsewhere, instead of processes
   std::string token;                   ///< that such workers ask for; empty: none
   ChildLimits limits;
   bool isolate_network = false;
-  boost::json::object load;                ///< the `load` message without its id
-  SchedulerOptions schedule;               ///< num_workers is the number of addresses if there are some
-  std::vector<boost::json::value> states;  ///< that workers go on from, in their order and again from the first; empty or null: none
-  std::string log_level = "info";          ///< of records that workers send
-  std::filesystem::path log_file;          ///< of output and log records of the workers; empty: this process's log at debug level
+  std::shared_ptr<WorkerTemplates> templates;  ///< that fork the workers; null: each is started by exec
+  bool writes_bytecode = false;                ///< see TemplateOptions
+  boost::json::object load;                    ///< the `load` message without its id
+  SchedulerOptions schedule;                   ///< num_workers is the number of addresses if there are some
+  std::vector<boost::json::value> states;      ///< that workers go on from, in their order and again from the first; empty or null: none
+  std::string log_level = "info";              ///< of records that workers send
+  std::filesystem::path log_file;              ///< of output and log records of the workers; empty: this process's log at debug level
   std::size_t max_frame_bytes = kDefaultMaxFrameBytes;
   std::chrono::milliseconds stop_grace{2'000};
 };
@@ -114,6 +117,7 @@ class WorkerPool {
     std::vector<std::optional<pid_t>> pids;  ///< of the workers that are up
     double max_lag_ms = 0;                   ///< of the last pongs
     double rss_mb = 0;                       ///< of all workers
+    double pss_mb = 0;                       ///< the same, what they share with other processes in parts
   };
   Stats stats();
   /// Its thread, for who must wait for a coroutine without one.
