@@ -68,9 +68,10 @@ trainer::PolicyOptions policy_options(const config::TrainerConfig& config, const
   }
   if (config.model.fsdp_cpu_offload && runtime->device().kind != DeviceKind::kCpu)
     options.masters_host = make_host_link(runtime, /*page_locked=*/true);
-  options.eight_bits = eight_bits_of(config::served_quantization(config.model.quantization));
-  if (const auto* fp8 = config.model.quantization ? std::get_if<config::Fp8Quantization>(&*config.model.quantization) : nullptr)
+  if (const auto* fp8 = config.model.quantization ? std::get_if<config::Fp8Quantization>(&*config.model.quantization) : nullptr) {
     PRL_CHECK(fp8->enable_grouped_gemm, "model.quantization: what is not built is refused where configurations are resolved");
+    options.eight_bits = fp8->activations ? nn::EightBits::kProducts : nn::EightBits::kWeights;
+  }
   options.freezes_routers = config.model.freeze_moe_router;
   options.replays_routes = config.enable_router_replay;
   options.balances_routes = config.model.debug.force_balanced_routing;

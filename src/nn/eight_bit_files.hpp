@@ -9,7 +9,7 @@
 
 // Model folders whose matrices of layers are stored in 8 bits, as ops/eight_bit.hpp rounds them: in the format "float-quantized" of
 // compressed-tensors, which vLLM reads too, with a scale for each output row, a power of two, and activations that stay as they are. What a
-// model with ModelConfig::has_eight_bit_weights multiplies with is stored without a loss.
+// model with EightBits::kWeights multiplies with is stored without a loss.
 
 namespace prl::nn {
 

@@ -103,8 +103,8 @@ struct LatentAttention {
   }
 };
 
-/// How the matrices of layers are multiplied with; routers, the embedding and the head as they are. A choice of the run: no config.json says
-/// it.
+/// How the matrices of layers are multiplied with; routers, the embedding and the head as they are. A choice of the run: no config.json
+/// says it.
 enum class EightBits : std::uint8_t {
   kNone,
   kWeights,   ///< as those of 8 bits that are nearest to their values (ops/eight_bit.hpp)

@@ -219,7 +219,7 @@ struct BlockSpec {
   Shape shape;
   bool trainable = true;
   std::size_t first_tensor = 0, num_tensors = 0;
-  std::int64_t offset = -1;   ///< as TensorSpec::offset
+  std::int64_t offset = -1;                          ///< as TensorSpec::offset
   bool is_eight_bit = false, rounds_inputs = false;  ///< as TensorSpec's
 
   bool is_matrix() const noexcept { return shape.num_dims() == 2; }

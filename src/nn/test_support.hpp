@@ -81,9 +81,9 @@ inline std::string to_string(const ActivationCheckpointing& c) {
 /// Sizes of a model for tests. The vocabulary of a wide one passes ops::kVocabChunk and no width of it is a power of two; the widths of
 /// an even one are those that a GPU's fused kernels like.
 enum class ModelSize { kSmall, kWide, kEven };
-inline constexpr std::string_view kEight = "_eight";    ///< behind the name of a family: with weights of 8 bits
+inline constexpr std::string_view kEight = "_eight";                   ///< behind the name of a family: with weights of 8 bits
 inline constexpr std::string_view kEightProducts = "_eight_products";  ///< and inputs of products
-inline constexpr std::string_view kNarrow = "_narrow";  ///< with experts between two matrices
+inline constexpr std::string_view kNarrow = "_narrow";                 ///< with experts between two matrices
 /// "mistral_window" and its like: with windows of so few keys that most tests' sequences are longer.
 inline InitModelOptions small_options(std::string family, ModelSize size = ModelSize::kSmall) {
   for (const std::string_view suffix : {kEight, kEightProducts, kNarrow})

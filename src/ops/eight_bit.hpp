@@ -65,7 +65,9 @@ PRL_HOST_AND_DEVICE constexpr float nearest_eight_bit(float x) noexcept {
   constexpr float kSteps = 0x1.8p14f;  // between it and its neighbours lie 2^-9
   const float small = __builtin_bit_cast(float, magnitude) + kSteps - kSteps;
   const std::uint32_t large = (magnitude + 0x7ffffu + (magnitude >> 20 & 1u)) & 0xfff00000u;
-  const std::uint32_t rounded = magnitude < 0x3c800000u ? __builtin_bit_cast(std::uint32_t, small) : large > 0x43e00000u ? 0x43e00000u : large;
+  const std::uint32_t rounded = magnitude < 0x3c800000u ? __builtin_bit_cast(std::uint32_t, small)
+                                : large > 0x43e00000u   ? 0x43e00000u
+                                                        : large;
   return __builtin_bit_cast(float, sign | rounded);
 }
 

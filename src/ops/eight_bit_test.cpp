@@ -204,7 +204,8 @@ TEST_P(EightBitTest, ProductsOfTwoRoundedMatricesDependOnTheirRowsAlone) {
                           alone = pack_linear(s.ctx, w.view(), b, dtype(), true, WeightUse::kEightBit);
     EXPECT_TRUE(both->rounds_inputs());
     EXPECT_FALSE(alone->rounds_inputs());
-    Tensor all = s.poisoned({kRows, N}, dtype()), all32 = s.poisoned({kRows, N}, DType::kF32), wanted32 = s.poisoned({kRows, N}, DType::kF32);
+    Tensor all = s.poisoned({kRows, N}, dtype()), all32 = s.poisoned({kRows, N}, DType::kF32),
+           wanted32 = s.poisoned({kRows, N}, DType::kF32);
     linear(s.ctx, all, x, *both);
     linear(s.ctx, all32, x, *both);
     linear(s.ctx, wanted32, rounded, *alone);
@@ -251,21 +252,21 @@ TEST_P(EightBitTest, SharedAndRefilledWeightsAreThoseMadeAnew) {
   Session s(kind());
   for (const auto& [use, N, K] :
        {std::tuple{WeightUse::kEightBit, 37, 45}, {WeightUse::kEightBitProduct, 37, 45}, {WeightUse::kEightBitProduct, 48, 160}}) {
-  const std::int64_t T = 5;
-  const Tensor first = s.random({N, K}, dtype(), 1), second = s.random({N, K}, dtype(), 2), x = s.random({T, K}, dtype(), 5);
-  const LinearWeightPtr wanted = pack_linear(s.ctx, second.view(), {}, dtype(), true, use);
-  const Tensor given = first.clone();
-  const auto weight = std::const_pointer_cast<LinearWeight>(share_linear(s.ctx, given, {}, true, use));
-  s.ctx.runtime->copy_within(given.data(), second.data(), given.num_bytes());
-  weight->refill(s.ctx, given, {});
-  Tensor y = s.poisoned({T, N}, dtype()), wanted_y = s.poisoned({T, N}, dtype());
-  linear(s.ctx, y, x, *weight);
-  linear(s.ctx, wanted_y, x, *wanted);
-  EXPECT_TRUE(same_bits(y, wanted_y));
-  // A second time changes nothing.
-  weight->refill(s.ctx, given, {});
-  linear(s.ctx, y, x, *weight);
-  EXPECT_TRUE(same_bits(y, wanted_y));
+    const std::int64_t T = 5;
+    const Tensor first = s.random({N, K}, dtype(), 1), second = s.random({N, K}, dtype(), 2), x = s.random({T, K}, dtype(), 5);
+    const LinearWeightPtr wanted = pack_linear(s.ctx, second.view(), {}, dtype(), true, use);
+    const Tensor given = first.clone();
+    const auto weight = std::const_pointer_cast<LinearWeight>(share_linear(s.ctx, given, {}, true, use));
+    s.ctx.runtime->copy_within(given.data(), second.data(), given.num_bytes());
+    weight->refill(s.ctx, given, {});
+    Tensor y = s.poisoned({T, N}, dtype()), wanted_y = s.poisoned({T, N}, dtype());
+    linear(s.ctx, y, x, *weight);
+    linear(s.ctx, wanted_y, x, *wanted);
+    EXPECT_TRUE(same_bits(y, wanted_y));
+    // A second time changes nothing.
+    weight->refill(s.ctx, given, {});
+    linear(s.ctx, y, x, *weight);
+    EXPECT_TRUE(same_bits(y, wanted_y));
   }
 }
 

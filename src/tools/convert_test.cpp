@@ -81,21 +81,21 @@ TEST_F(Convert, EightBitsAreThoseThatARunRoundsTo) {
   EXPECT_THAT(text, HasSubstr("\"lm_head\""));
 
   ops::OpSession session(make_cpu_runtime(), 2);
-  const auto checksum_of = [&](const char* name, bool has_eight_bit_weights) {
+  const auto checksum_of = [&](const char* name, nn::EightBits eight_bits) {
     const fs::path folder = folder_ / name;
-    const nn::ModelConfig as = nn::load_model_config(folder, {.has_eight_bit_weights = has_eight_bit_weights});
+    const nn::ModelConfig as = nn::load_model_config(folder, {.eight_bits = eight_bits});
     return nn::checksum(*nn::load_weights(session.context(), as, folder, DType::kBF16, PolicyVersion{0}, nullptr)).combined;
   };
-  const std::uint64_t rounded = checksum_of("plain", true);
-  EXPECT_EQ(checksum_of("eight", false), rounded);
-  EXPECT_EQ(checksum_of("eight", true), rounded);
-  EXPECT_NE(checksum_of("plain", false), rounded);
+  const std::uint64_t rounded = checksum_of("plain", nn::EightBits::kWeights);
+  EXPECT_EQ(checksum_of("eight", nn::EightBits::kNone), rounded);
+  EXPECT_EQ(checksum_of("eight", nn::EightBits::kWeights), rounded);
+  EXPECT_NE(checksum_of("plain", nn::EightBits::kNone), rounded);
 
   // Values come to themselves again, if not with the same exponent of a row.
   options.input = folder_ / "eight";
   options.output_dir = folder_ / "again";
   convert_model(options);
-  EXPECT_EQ(checksum_of("again", false), rounded);
+  EXPECT_EQ(checksum_of("again", nn::EightBits::kNone), rounded);
   EXPECT_EQ(read_file(folder_ / "again" / "config.json"), read_file(folder_ / "eight" / "config.json"));
 }
 

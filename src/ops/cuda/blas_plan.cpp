@@ -39,9 +39,7 @@ std::int64_t size_class(std::int64_t count) {
   return size;
 }
 
-cudaDataType_t data_type(DType dtype) {
-  return dtype == DType::kU8 ? CUDA_R_8F_E4M3 : dtype == DType::kBF16 ? CUDA_R_16BF : CUDA_R_32F;
-}
+cudaDataType_t data_type(DType dtype) { return dtype == DType::kU8 ? CUDA_R_8F_E4M3 : dtype == DType::kBF16 ? CUDA_R_16BF : CUDA_R_32F; }
 
 bool is_capturing(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -84,8 +82,10 @@ std::size_t PlanKey::Hash::operator()(const PlanKey& k) const noexcept {
 }
 
 void set_factors(const CublasLt& lt, BlasPlan& plan, const Product& p) {
-  lt.check(lt.desc_set(&plan.desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &p.b_factors, sizeof p.b_factors), "cublasLtMatmulDescSetAttribute");
-  lt.check(lt.desc_set(&plan.desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &p.a_factors, sizeof p.a_factors), "cublasLtMatmulDescSetAttribute");
+  lt.check(lt.desc_set(&plan.desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &p.b_factors, sizeof p.b_factors),
+           "cublasLtMatmulDescSetAttribute");
+  lt.check(lt.desc_set(&plan.desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &p.a_factors, sizeof p.a_factors),
+           "cublasLtMatmulDescSetAttribute");
 }
 
 BlasPlan Planner::layouts(const Product& p) const {

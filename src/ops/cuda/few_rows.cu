@@ -57,7 +57,8 @@ int slots_of(const FewRowsTile& t, std::int64_t K, int shared_bytes, Operands op
 /// The same where weights are codes: few slots of what has been widened, which only what widens and what computes wait for, and all others
 /// of codes, which come from memory. Sets the tile's, even numbers of both; false if there is no room for them.
 bool fit_codes(FewRowsTile& t, std::int64_t K, bool has_norm, int shared_bytes) {
-  const int blocks = blocks_per_slot(t.rows, Operands::kWidened), row_bytes = blocks * t.rows * kRowBytes, code_bytes = blocks * t.columns * kBlock + 16;
+  const int blocks = blocks_per_slot(t.rows, Operands::kWidened), row_bytes = blocks * t.rows * kRowBytes,
+            code_bytes = blocks * t.columns * kBlock + 16;
   const int steps = static_cast<int>(ceil_div(K, blocks * kBlock));
   const auto even = [&](int most) { return steps == 1 ? 1 : most / 2 * 2; };
   for (int slots = even(std::min(8, steps)); slots >= even(2); slots -= 2) {
@@ -135,7 +136,8 @@ bool has_even_parts(const LoraWeight& w) {
 std::optional<FewRowsTile> few_rows_tile(const Product& given, const cudaDeviceProp& device, const FewRowsFusion& fusion) {
   const Product p = as_pairs(given);
   const Operands operands = p.a_factors != nullptr ? Operands::kCodes : Operands::kBf16;
-  if (operands == Operands::kCodes && (fusion.norm != nullptr || fusion.lora != nullptr || p.out_dtype != DType::kBF16)) return std::nullopt;
+  if (operands == Operands::kCodes && (fusion.norm != nullptr || fusion.lora != nullptr || p.out_dtype != DType::kBF16))
+    return std::nullopt;
   if (device.major != 9 || p.M > kMaxFewRows || p.M * p.N > max_few_rows_outputs(p.M, p.K) || p.K % kBlock != 0) return std::nullopt;
   if (p.in_dtype != DType::kBF16 || p.may_split || p.accumulate || p.transpose_a || !p.transpose_b) return std::nullopt;
   if (fusion.norm != nullptr && (p.M > kMaxNormRows || p.K > kMaxNormColumns || fusion.rows_are_there != nullptr)) return std::nullopt;

@@ -436,7 +436,8 @@ constexpr int copying_threads(bool has_adapter, Operands operands) {
 template <int kRows, typename T, bool kNorm, bool kSwiglu, AdapterPlace kAdapter, bool kOfExperts = false,
           Operands kOperands = Operands::kBf16>
 __global__ void __launch_bounds__(computing_threads(kRows) + copying_threads(kAdapter != AdapterPlace::kNone, kOperands),
-                                  kOperands == Operands::kWidened && !kNorm ? 2 : 1) few_rows_kernel(const __grid_constant__ FewRowsArgs a) {
+                                  kOperands == Operands::kWidened && !kNorm ? 2 : 1)
+    few_rows_kernel(const __grid_constant__ FewRowsArgs a) {
 #if PRL_HOPPER
   using Tile = cuda::Tile<kRows, kOperands>;
   constexpr bool kEight = kOperands == Operands::kWidened, kIsOfCodes = kOperands == Operands::kCodes;

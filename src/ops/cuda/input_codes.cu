@@ -75,8 +75,8 @@ void launch(const OpContext& ctx, InputArgs<T> a, std::int64_t rows, bool is_wid
   const auto threads = static_cast<int>(std::min<std::int64_t>(kRowThreads, round_up(vectors, kWarp)));
   const std::int64_t kept = ceil_div(vectors, threads);
   const auto run = [&]<bool kWide, int kKept>() {
-    launch_chained(stream_of(ctx), input_codes_kernel<T, kWide, kKept>, dim3(static_cast<unsigned>(rows)), dim3(static_cast<unsigned>(threads)),
-                   0, a);
+    launch_chained(stream_of(ctx), input_codes_kernel<T, kWide, kKept>, dim3(static_cast<unsigned>(rows)),
+                   dim3(static_cast<unsigned>(threads)), 0, a);
   };
   if (!is_wide) return run.template operator()<false, 0>();
   if (kept <= 1) return run.template operator()<true, 1>();

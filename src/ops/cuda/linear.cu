@@ -57,37 +57,58 @@ struct KeptCodes {
   unsigned char* plain = nullptr;
   float* plain_factors = nullptr;
 };
-union SixteenCodes {
-  std::uint8_t bytes[kCodesOfThread];
-  uint4 all;
+union EightCodes {
+  std::uint8_t bytes[kVec];
+  uint2 all;
 };
-template <typename T>
+/// A block for each row, in vectors of kVec; kWide: they are all whole and aligned, and up to kKeptOfRow of a thread are read once.
+constexpr int kKeptOfRow = 4;
+template <typename T, bool kWide>
 __global__ void __launch_bounds__(kRoundThreads) round_to_eight_bits_kernel(T* w, std::int64_t cols, const KeptCodes kept) {
   __shared__ float scratch[kRoundThreads / kWarp];
-  T* const row = w + static_cast<std::int64_t>(blockIdx.x) * cols;
-  float greatest = 0.0f;
-  for (std::int64_t c = threadIdx.x; c < cols; c += kRoundThreads) greatest = fmaxf(greatest, fabsf(to_float(row[c])));
-  const int n = eight_bit_exponent(block_max(greatest, scratch));
-  for (std::int64_t c = threadIdx.x; c < cols; c += kRoundThreads) row[c] = from_float<T>(eight_bit_rounded(to_float(row[c]), n));
-  if (kept.codes == nullptr && kept.plain == nullptr) return;
-  __syncthreads();
-  if (threadIdx.x == 0 && kept.codes != nullptr) kept.factors[blockIdx.x] = code_factor(n);
-  if (threadIdx.x == 0 && kept.plain != nullptr) kept.plain_factors[blockIdx.x] = power_of_two(n);
-  const auto made = [&](std::int64_t sixteen, auto&& input_of) {
-    SixteenCodes out;
-#pragma unroll
-    for (int at = 0; at < kCodesOfThread; ++at) out.bytes[at] = eight_bit_code(to_float(row[sixteen * kCodesOfThread + input_of(at)]), n);
-    return out.all;
+  const std::int64_t n_row = blockIdx.x;
+  T* const row = w + n_row * cols;
+  const auto vectors = static_cast<int>((cols + kVec - 1) / kVec);
+  float held[kKeptOfRow][kVec];
+  const auto read = [&](float(&v)[kVec], int vector) {
+    load<kWide>(v, row + vector * kVec, static_cast<int>(min(static_cast<std::int64_t>(kVec), cols - vector * kVec)));
   };
-  for (std::int64_t sixteen = threadIdx.x; sixteen < cols / kCodesOfThread; sixteen += kRoundThreads) {
-    constexpr int kOfBlock = kBlock / kCodesOfThread;
-    if (kept.codes != nullptr)
-      *reinterpret_cast<uint4*>(kept.codes + codes_at(gridDim.x, blockIdx.x, sixteen / kOfBlock, static_cast<int>(sixteen % kOfBlock))) =
-          made(sixteen, [](int at) { return input_of_code(at); });
-    else
-      *reinterpret_cast<uint4*>(kept.plain + static_cast<std::int64_t>(blockIdx.x) * cols + sixteen * kCodesOfThread) =
-          made(sixteen, [](int at) { return at; });
-  }
+  const auto for_each = [&](auto&& use) {
+#pragma unroll
+    for (int j = 0; j < kKeptOfRow; ++j)
+      if (const int vector = static_cast<int>(threadIdx.x) + j * kRoundThreads; vector < vectors) use(held[j], vector, true);
+    for (int vector = static_cast<int>(threadIdx.x) + kKeptOfRow * kRoundThreads; vector < vectors; vector += kRoundThreads) {
+      float v[kVec];
+      use(v, vector, false);
+    }
+  };
+  float greatest = 0.0f;
+  for_each([&](float(&v)[kVec], int vector, bool) {
+    read(v, vector);
+#pragma unroll
+    for (const float value : v) greatest = fmaxf(greatest, fabsf(value));
+  });
+  const int n = eight_bit_exponent(block_max(greatest, scratch));
+  if (threadIdx.x == 0 && kept.codes != nullptr) kept.factors[n_row] = code_factor(n);
+  if (threadIdx.x == 0 && kept.plain != nullptr) kept.plain_factors[n_row] = power_of_two(n);
+  for_each([&](float(&v)[kVec], int vector, bool is_held) {
+    if (!is_held) read(v, vector);
+    EightCodes codes;
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) codes.bytes[i] = eight_bit_code(v[i], n);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) v[i] = eight_bit_value(codes.bytes[i], n);
+    store<kWide>(row + vector * kVec, v, static_cast<int>(min(static_cast<std::int64_t>(kVec), cols - vector * kVec)));
+    if (kept.plain != nullptr) *reinterpret_cast<uint2*>(kept.plain + n_row * cols + vector * kVec) = codes.all;
+    if (kept.codes == nullptr) return;
+    EightCodes turned;
+#pragma unroll
+    for (int at = 0; at < kVec; ++at) turned.bytes[at] = codes.bytes[input_of_code(at)];
+    constexpr int kOfBlock = kBlock / kCodesOfThread, kOfSixteen = kCodesOfThread / kVec;
+    const int sixteen = vector / kOfSixteen;
+    *reinterpret_cast<uint2*>(kept.codes + codes_at(gridDim.x, n_row, sixteen / kOfBlock, sixteen % kOfBlock) +
+                              vector % kOfSixteen * kVec) = turned.all;
+  });
 }
 
 }  // namespace
@@ -128,8 +149,9 @@ void DenseWeight::round(OpContext& ctx) {
     kept = {.codes = codes_.as<unsigned char>(), .factors = factors_.as<std::uint16_t>()};
   with_type(dtype_, [&](auto t) {
     using T = decltype(t);
-    round_to_eight_bits_kernel<T>
-        <<<static_cast<unsigned>(num_outputs_), kRoundThreads, 0, stream_of(ctx)>>>(w_NK.as<T>(), num_inputs_, kept);
+    const bool is_wide = num_inputs_ % kVec == 0 && is_aligned(w_NK.data(), 16);
+    const auto kernel = is_wide ? round_to_eight_bits_kernel<T, true> : round_to_eight_bits_kernel<T, false>;
+    kernel<<<static_cast<unsigned>(num_outputs_), kRoundThreads, 0, stream_of(ctx)>>>(w_NK.as<T>(), num_inputs_, kept);
   });
   PRL_CUDA_CHECK(cudaGetLastError());
 }
