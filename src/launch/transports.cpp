@@ -61,9 +61,8 @@ BroadcastRetention::BroadcastRetention(const std::optional<trainer::CheckpointOp
 }
 
 std::shared_ptr<weights::WeightChannel> make_weight_channel(const config::WeightBroadcast& broadcast,
-                                                            const std::filesystem::path& output_dir,
-                                                            const BroadcastRetention& retention, WeightEnd end,
-                                                            std::int64_t max_async_level, const DeviceRuntime* runtime) {
+                                                            const std::filesystem::path& output_dir, const BroadcastRetention& retention,
+                                                            WeightEnd end, std::int64_t max_async_level, const DeviceRuntime* runtime) {
   const auto* nccl = std::get_if<config::NcclBroadcast>(&broadcast);
   if (nccl && end == WeightEnd::kTrainer)
     return weights::make_collective_channel(

@@ -33,9 +33,9 @@ struct BroadcastRetention {
   io::CheckpointRetention checkpoints;
 };
 std::shared_ptr<weights::WeightChannel> make_weight_channel(const config::WeightBroadcast& broadcast,
-                                                            const std::filesystem::path& output_dir,
-                                                            const BroadcastRetention& retention, WeightEnd end = WeightEnd::kTrainer,
-                                                            std::int64_t max_async_level = 0, const DeviceRuntime* runtime = nullptr);
+                                                            const std::filesystem::path& output_dir, const BroadcastRetention& retention,
+                                                            WeightEnd end = WeightEnd::kTrainer, std::int64_t max_async_level = 0,
+                                                            const DeviceRuntime* runtime = nullptr);
 /// Of `num_ranks` ranks, how many send engines a part of new weights each: weight_broadcast.num_senders, else all if engines are elsewhere
 /// (weight_broadcast.host is another machine as seen from them), where the network between machines is what takes time. 1 if engines read
 /// files.

@@ -49,8 +49,7 @@ TEST_F(TransportsTest, WhatCannotCrossProcessesNamesTheKeyAndWhatToUse) {
   EXPECT_NE(rollouts.find("rollout_transport.type"), std::string::npos) << rollouts;
   EXPECT_NE(rollouts.find("\"zmq\""), std::string::npos) << rollouts;
   refusal(ErrorCode::kInvalidArgument, [&] { make_sample_receiver(config::LocalRollouts{}, folder_, 1); });
-  const std::string weights =
-      refusal(ErrorCode::kInvalidArgument, [&] { make_weight_channel(config::LocalBroadcast{}, folder_, {}); });
+  const std::string weights = refusal(ErrorCode::kInvalidArgument, [&] { make_weight_channel(config::LocalBroadcast{}, folder_, {}); });
   EXPECT_NE(weights.find("weight_broadcast.type"), std::string::npos) << weights;
   EXPECT_EQ(weights.find("\"zmq\""), std::string::npos) << weights;
   refusal(ErrorCode::kNotImplemented, [&] { make_weight_channel(config::NixlBroadcast{}, folder_, {}); });

@@ -128,7 +128,8 @@ class FileChannel final : public WeightChannel {
     const std::vector<std::int64_t> versions = list_versions(options_.folder);
     std::vector<std::int64_t> kept;
     if (options_.keep_interval && *options_.keep_interval > 0)
-      std::ranges::copy_if(versions, std::back_inserter(kept), [&](std::int64_t version) { return version % *options_.keep_interval == 0; });
+      std::ranges::copy_if(versions, std::back_inserter(kept),
+                           [&](std::int64_t version) { return version % *options_.keep_interval == 0; });
     for (const std::int64_t expired : io::expired_steps(kept, options_.retention)) std::erase(kept, expired);
     for (const std::int64_t version : versions)
       if (version <= newest - options_.keep_versions && std::ranges::find(kept, version) == kept.end())
