@@ -250,6 +250,11 @@ class Legacy(SharedWorker):
             return [reply.get("value") for reply in await asyncio.gather(*requests)]
 
         self.assertEqual(self.go(ask()), [verdict for *_, verdict in rows])
+        # A worker may be killed at any time, and with it the tracker that removes the semaphores of process pools from /dev/shm.
+        pid = self.peer.process.pid
+        children = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        commands = [pathlib.Path(f"/proc/{child}/cmdline").read_text() for child in children]
+        self.assertEqual([command for command in commands if "resource_tracker" in command], [])
 
 
 if __name__ == "__main__":

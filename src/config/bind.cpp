@@ -246,7 +246,8 @@ class Binder {
       for (const auto& alternative : ops.alternatives()) {
         const std::vector<std::string> names = root_keys(*alternative.ops);
         if (std::ranges::find(names, member.key) == names.end()) continue;
-        report_.inert.push_back({join(path, member.key), fmt::format("it belongs to type {}, and the type is now {}", alternative.type_name, type.as_string()),
+        report_.inert.push_back({join(path, member.key),
+                                 fmt::format("it belongs to type {}, and the type is now {}", alternative.type_name, type.as_string()),
                                  leaf_origin(member.value)});
         rest.erase(member.key);
         break;

@@ -107,8 +107,7 @@ std::function<std::string()> share_of(const config::OrchestratorConfig& config) 
 std::shared_ptr<HttpPolicySource> published_policy(const config::OrchestratorConfig& config, std::shared_ptr<router::Fleet> engines,
                                                    std::shared_ptr<router::WeightUpdater> updater) {
   return std::make_shared<HttpPolicySource>(
-      make_weight_channel(config.weight_broadcast, config.output_dir, std::nullopt, WeightEnd::kOrchestrator), std::move(engines),
-      std::move(updater),
+      make_weight_channel(config.weight_broadcast, config.output_dir, {}, WeightEnd::kOrchestrator), std::move(engines), std::move(updater),
       HttpPolicySource::Options{
           .proof_file = config.output_dir / kProofFile, .store = weight_store(config.weight_broadcast), .adapter = adapter_name(config)});
 }

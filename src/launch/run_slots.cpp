@@ -311,8 +311,8 @@ class RunSlots {
     drop_later(run, own);
     trainer::SharedRun shared = parts_.make(run.name, own);
     shared.weight = control.weight.value_or(orchestrator.run ? orchestrator.run->weight : 1.0);
-    shared.channel = make_run_channel(own, *orchestrator.student.model.lora->name,
-                                      shared.options.checkpoint ? shared.options.checkpoint->interval : std::nullopt, adapters_);
+    shared.channel =
+        make_run_channel(own, *orchestrator.student.model.lora->name, BroadcastRetention(shared.options.checkpoint), adapters_);
     shared.make_receiver = [transport = own.rollout_transport, folder = own.output_dir](std::int64_t first_step) {
       return make_sample_receiver(transport, folder, first_step);
     };

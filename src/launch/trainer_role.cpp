@@ -247,9 +247,8 @@ int run_trainer_role(const config::TrainerConfig& given, std::stop_token stop) {
   }
   std::shared_ptr<weights::WeightChannel> channel;
   if (publishes)
-    channel =
-        make_weight_channel(config.weight_broadcast, config.output_dir, options.checkpoint ? options.checkpoint->interval : std::nullopt,
-                            WeightEnd::kTrainer, config.max_async_level, has_adapter ? nullptr : runtime.get());
+    channel = make_weight_channel(config.weight_broadcast, config.output_dir, BroadcastRetention(options.checkpoint), WeightEnd::kTrainer,
+                                  config.max_async_level, has_adapter ? nullptr : runtime.get());
   const trainer::ReceiverFactory receiver = [&](std::int64_t first_step) -> std::unique_ptr<rollouts::SampleReceiver> {
     if (config.data.fake)
       return trainer::make_fake_rollouts({.num_micro_batches = config.data.fake->batch_size,

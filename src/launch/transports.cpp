@@ -54,10 +54,15 @@ std::unique_ptr<rollouts::SampleSender> make_sample_sender(const config::Rollout
   return rollouts::make_file_sender({.folder = output_dir / "rollouts", .num_ranks = num_ranks, .first_step = first_step});
 }
 
+BroadcastRetention::BroadcastRetention(const std::optional<trainer::CheckpointOptions>& checkpoint) {
+  if (!checkpoint) return;
+  interval = checkpoint->interval;
+  checkpoints = {checkpoint->keep_last, checkpoint->keep_interval};
+}
+
 std::shared_ptr<weights::WeightChannel> make_weight_channel(const config::WeightBroadcast& broadcast,
-                                                            const std::filesystem::path& output_dir,
-                                                            std::optional<std::int64_t> keep_interval, WeightEnd end,
-                                                            std::int64_t max_async_level, const DeviceRuntime* runtime) {
+                                                            const std::filesystem::path& output_dir, const BroadcastRetention& retention,
+                                                            WeightEnd end, std::int64_t max_async_level, const DeviceRuntime* runtime) {
   const auto* nccl = std::get_if<config::NcclBroadcast>(&broadcast);
   if (nccl && end == WeightEnd::kTrainer)
     return weights::make_collective_channel(
@@ -68,7 +73,8 @@ std::shared_ptr<weights::WeightChannel> make_weight_channel(const config::Weight
   // With a strict lag the engines read a version while the trainer writes one that is max_async_level + 1 newer.
   return weights::make_file_channel({.folder = output_dir / "broadcasts",
                                      .keep_versions = std::max<std::int64_t>(2, max_async_level + 2),
-                                     .keep_interval = keep_interval});
+                                     .keep_interval = retention.interval,
+                                     .retention = retention.checkpoints});
 }
 
 int num_senders(const config::WeightBroadcast& broadcast, int num_ranks) {
@@ -92,10 +98,10 @@ std::shared_ptr<weights::WeightServer> make_adapter_server(const config::WeightB
 }
 
 std::shared_ptr<weights::WeightChannel> make_run_channel(const config::TrainerConfig& run, const std::string& adapter,
-                                                         std::optional<std::int64_t> keep_interval,
+                                                         const BroadcastRetention& retention,
                                                          const std::shared_ptr<weights::WeightServer>& server) {
   if (server == nullptr)
-    return make_weight_channel(run.weight_broadcast, run.output_dir, keep_interval, WeightEnd::kTrainer, run.max_async_level);
+    return make_weight_channel(run.weight_broadcast, run.output_dir, retention, WeightEnd::kTrainer, run.max_async_level);
   return weights::make_adapter_channel(run.output_dir / "broadcasts", server, adapter, run.max_async_level + 2);
 }
 

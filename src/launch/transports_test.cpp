@@ -39,7 +39,7 @@ TEST_F(TransportsTest, FilesConnectSenderAndReceiverUnderTheRunsFolder) {
   ASSERT_TRUE(taken.has_value());
   EXPECT_EQ(taken->step, 3);
   EXPECT_TRUE(fs::exists(folder_ / "rollouts"));
-  const auto channel = make_weight_channel(config::FilesystemBroadcast{}, folder_, std::nullopt);
+  const auto channel = make_weight_channel(config::FilesystemBroadcast{}, folder_, {});
   EXPECT_FALSE(channel->latest().has_value());
   EXPECT_TRUE(fs::exists(folder_ / "broadcasts"));
 }
@@ -49,11 +49,10 @@ TEST_F(TransportsTest, WhatCannotCrossProcessesNamesTheKeyAndWhatToUse) {
   EXPECT_NE(rollouts.find("rollout_transport.type"), std::string::npos) << rollouts;
   EXPECT_NE(rollouts.find("\"zmq\""), std::string::npos) << rollouts;
   refusal(ErrorCode::kInvalidArgument, [&] { make_sample_receiver(config::LocalRollouts{}, folder_, 1); });
-  const std::string weights =
-      refusal(ErrorCode::kInvalidArgument, [&] { make_weight_channel(config::LocalBroadcast{}, folder_, std::nullopt); });
+  const std::string weights = refusal(ErrorCode::kInvalidArgument, [&] { make_weight_channel(config::LocalBroadcast{}, folder_, {}); });
   EXPECT_NE(weights.find("weight_broadcast.type"), std::string::npos) << weights;
   EXPECT_EQ(weights.find("\"zmq\""), std::string::npos) << weights;
-  refusal(ErrorCode::kNotImplemented, [&] { make_weight_channel(config::NixlBroadcast{}, folder_, std::nullopt); });
+  refusal(ErrorCode::kNotImplemented, [&] { make_weight_channel(config::NixlBroadcast{}, folder_, {}); });
 }
 
 }  // namespace

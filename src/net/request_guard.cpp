@@ -121,8 +121,9 @@ HttpServer::Verdict RequestGuard::operator()(const HttpRequest& request) const {
                                   request.headers.get("Content-Type").substr(0, 64)));
     const std::string_view coding = request.headers.get("Content-Encoding");
     if (has_body(request) && !coding.empty() && !iequals(coding, "identity"))
-      throw HttpError(415, ErrorCode::kInvalidArgument,
-                      fmt::format("the body has Content-Encoding '{}'; this server reads bodies as they are, send it without", coding.substr(0, 64)));
+      throw HttpError(
+          415, ErrorCode::kInvalidArgument,
+          fmt::format("the body has Content-Encoding '{}'; this server reads bodies as they are, send it without", coding.substr(0, 64)));
   } catch (const Error&) {
     verdict.refusal = error_response(std::current_exception());
   }

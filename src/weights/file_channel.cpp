@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -124,11 +125,15 @@ class FileChannel final : public WeightChannel {
   }
 
   void clean_up(std::int64_t newest) const {
-    for (const std::int64_t version : list_versions(options_.folder)) {
-      if (version > newest - options_.keep_versions) continue;
-      if (options_.keep_interval && *options_.keep_interval > 0 && version % *options_.keep_interval == 0) continue;
-      remove_version(folder_of(options_.folder, version));
-    }
+    const std::vector<std::int64_t> versions = list_versions(options_.folder);
+    std::vector<std::int64_t> kept;
+    if (options_.keep_interval && *options_.keep_interval > 0)
+      std::ranges::copy_if(versions, std::back_inserter(kept),
+                           [&](std::int64_t version) { return version % *options_.keep_interval == 0; });
+    for (const std::int64_t expired : io::expired_steps(kept, options_.retention)) std::erase(kept, expired);
+    for (const std::int64_t version : versions)
+      if (version <= newest - options_.keep_versions && std::ranges::find(kept, version) == kept.end())
+        remove_version(folder_of(options_.folder, version));
   }
 
   FileChannelOptions options_;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "io/checkpoint_dir.hpp"
 #include "tensor/tensor.hpp"
 #include "weights/share.hpp"
 #include "weights/version_feed.hpp"
@@ -52,7 +53,8 @@ std::shared_ptr<WeightChannel> make_local_channel();
 struct FileChannelOptions {
   std::filesystem::path folder;               ///< <run>/broadcasts
   std::int64_t keep_versions = 2;             ///< newest versions that stay; engines may still be reading the one before
-  std::optional<std::int64_t> keep_interval;  ///< multiples of it stay for good (the checkpoint interval)
+  std::optional<std::int64_t> keep_interval;  ///< multiples of it (the checkpoint interval) stay as `retention` says, by itself for good
+  io::CheckpointRetention retention = {};
   std::chrono::milliseconds poll{50};
 };
 /// <folder>/step_K/: the checkpoint, manifest.json, and last of all an empty STABLE. Readers look only at folders that hold

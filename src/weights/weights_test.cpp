@@ -208,6 +208,13 @@ TEST(FileChannel, OldVersionsGoUnlessOnTheInterval) {
   EXPECT_TRUE(names_in(scratch.path).empty());
 }
 
+TEST(FileChannel, VersionsOfCheckpointsGoWithThese) {
+  Scratch scratch;
+  const auto channel = make_file_channel({.folder = scratch.path, .keep_interval = 2, .retention = {.keep_last = 2, .keep_interval = 6}});
+  for (std::int64_t v = 0; v <= 13; ++v) channel->publish(file_publication(v));
+  EXPECT_EQ(names_in(scratch.path), (std::vector<std::string>{"step_0", "step_10", "step_12", "step_13", "step_6"}));
+}
+
 TEST(FileChannel, FailedSaveLeavesNothingStable) {
   Scratch scratch;
   const auto channel = make_file_channel({.folder = scratch.path, .keep_interval = {}});
