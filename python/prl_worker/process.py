@@ -13,6 +13,7 @@ _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NAME, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_GET_TID_ADDRESS = 1, 4, 15, 24, 38, 40
 _CAP_SYS_ADMIN, _CAP_SYS_RESOURCE = 21, 24
 _CAPABILITY_VERSION_3 = 0x20080522
+_PROT_READ, _PROT_WRITE = 1, 2
 _CPU_SPARE = 2  # seconds from SIGXCPU to SIGKILL
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8913, 0x8914, 0x1, 0x40
 
@@ -67,6 +68,34 @@ def descriptors() -> dict[int, str]:
         if not target.startswith("/dev/"):
             found[int(fd)] = target
     return found
+
+
+def _is_writable(address: int) -> bool:
+    with open("/proc/self/maps") as file:
+        for line in file:
+            begin, _, end = line.split()[0].partition("-")
+            if int(begin, 16) <= address < int(end, 16):
+                return "w" in line.split()[1]
+    return False
+
+
+def heed_variables() -> None:
+    """Programs whose real user id is another than the effective one count as set-user-id programs, and libraries then do not look at variables
+    (secure_getenv). The workers of root have another one for their count of processes alone, and the variable that keeps pyarrow from starting a thread must
+    be heeded. glibc decides at the start of the program and keeps the answer in memory that is read-only from then on; without that symbol nothing is done."""
+    if os.getuid() == os.geteuid():
+        return
+    try:
+        answer = ctypes.c_int.in_dll(_libc, "__libc_enable_secure")
+    except ValueError:
+        return
+    address, page = ctypes.addressof(answer), resource.getpagesize()
+    start = ctypes.c_void_p(address // page * page)
+    was_writable = _is_writable(address)
+    if was_writable or _libc.mprotect(start, page, _PROT_READ | _PROT_WRITE) == 0:
+        answer.value = 0
+        if not was_writable:
+            _libc.mprotect(start, page, _PROT_READ)
 
 
 def _tid_address() -> int:

@@ -114,6 +114,7 @@ class Template:
     def serve(self) -> int:
         """Returns in a worker that was forked, with the descriptor of its connection; the template itself ends with its control socket."""
         process.set_name("prl-template")
+        process.heed_variables()
         while True:
             try:
                 received = _receive(self._control)

@@ -73,7 +73,7 @@ LEGACY = """
 import json, sys
 from verifiers.serve import ZMQEnvServer
 if __name__ == "__main__":
-    ZMQEnvServer.run_server(sys.argv[1], json.loads(sys.argv[3]), address=sys.argv[2], num_workers=2, console_logging=True)
+    ZMQEnvServer.run_server(sys.argv[1], json.loads(sys.argv[3]), address=sys.argv[2], num_workers=1, console_logging=True)
 """
 
 V1 = """

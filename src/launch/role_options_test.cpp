@@ -309,6 +309,12 @@ TEST_F(RoleOptions, TrainEnvironmentsHaveTheirOwnGroupsRetriesAndSampling) {
   EXPECT_EQ(orchestrator_options(config.orchestrator, 320, 0).dispatch.group_sizes, (std::vector<std::int64_t>{8, 4}));
 }
 
+TEST_F(RoleOptions, PythonWorkersAreForkedUnlessTheyAreToBeSpawned) {
+  const config::RlConfig config = load_rl("--orchestrator.env [{\"id\":\"a\"},{\"id\":\"b\",\"worker_start\":\"spawn\"}]");
+  EXPECT_TRUE(env_spec(config.orchestrator.train.env[0]).python.forks);
+  EXPECT_FALSE(env_spec(config.orchestrator.train.env[1]).python.forks);
+}
+
 TEST_F(RoleOptions, OnlineEvaluationsHaveTheirOwnRetriesTimesAndSampling) {
   const config::RlConfig config = load_rl(
       "--orchestrator.eval.sampling.top-p 0.5 --log.interval 3 --orchestrator.val.interval 4 --orchestrator.eval.env "

@@ -48,6 +48,31 @@ std::string fingerprint_of(const json::object& loaded) {
   return text;
 }
 
+TemplateOptions template_options(const PoolOptions& options) {
+  TemplateOptions made{.name = options.name,
+                       .python = options.argv.front(),
+                       .env = options.env,
+                       .limits = options.limits,
+                       .isolate_network = options.isolate_network,
+                       .kind = optional_text(options.load, "kind"),
+                       .env_id = optional_text(options.load, "env_id"),
+                       .paths = {},
+                       .writes_bytecode = options.writes_bytecode,
+                       .import_limit = options.schedule.start_limit};
+  for (const json::value& path : optional_array(options.load, "paths")) made.paths.emplace_back(path.get_string());
+  return made;
+}
+
+json::object hello_of(const PoolOptions& options, int index) {
+  json::object hello{{"t", "hello"}, {"protocol", 1}, {"log_level", options.log_level}, {"seed", 0}};
+  hello["worker_name"] = fmt::format("{}-{}", options.name, index);
+  hello["max_inflight"] = options.schedule.max_inflight;
+  hello["max_frame"] = options.max_frame_bytes;
+  hello["heartbeat_s"] = static_cast<double>(options.schedule.heartbeat.count()) / 1000.0;
+  if (!options.token.empty()) hello["token"] = options.token;
+  return hello;
+}
+
 }  // namespace
 
 struct WorkerPool::Impl : std::enable_shared_from_this<Impl> {
@@ -102,10 +127,7 @@ struct WorkerPool::Impl : std::enable_shared_from_this<Impl> {
   static asio::awaitable<void> drive(std::shared_ptr<Impl> self);
   void carry_out(const PoolPlan& plan);
   void start_worker(int index);
-  void open_worker(int index, ChildProcess child);
-  LinkEvents events_of(int index);
-  void greet(int index);
-  TemplateOptions template_options() const;
+  void open_worker(int index, std::optional<ChildProcess> child);
   void assign(const PoolPlan::Assign& assignment);
   void end_link(int index, const std::string& reason);
   void reap(bool wait_for_all);
@@ -116,7 +138,6 @@ struct WorkerPool::Impl : std::enable_shared_from_this<Impl> {
   void on_reply(const json::object& message);
   void on_run_message(json::object message, RunEvent::Kind kind);
   void on_terminal(json::object message);
-  void write_log(int index, const json::object& message);
   void refuse_call(int index, const json::object& message);
   void count_calls(Entry& entry, int change);
   void finish(RunId id, RunEvent event);
@@ -284,9 +305,44 @@ void WorkerPool::Impl::finish(RunId id, RunEvent event) {
   run->events.close();
 }
 
-/// What the link of a worker reports to. Reports of a link that was replaced are nobody's.
-LinkEvents WorkerPool::Impl::events_of(int index) {
-  const auto current = [weak = weak_from_this(), index, generation = at(index).generation]() -> std::shared_ptr<Impl> {
+void WorkerPool::Impl::start_worker(int index) {
+  Worker& worker = at(index);
+  worker.name = fmt::format("worker {}", index);
+  const std::int64_t generation = ++worker.generation;
+  try {
+    if (!options.addresses.empty()) return open_worker(index, std::nullopt);
+    ChildOptions child{.name = fmt::format("{} of {}", worker.name, options.name),
+                       .argv = options.argv,
+                       .env = options.env,
+                       .folder = folder.path() / fmt::format("{}-{}", index, generation),
+                       .limits = options.limits,
+                       .isolate_network = options.isolate_network};
+    fs::create_directories(child.folder);
+    child.env.push_back("PRL_TMPDIR=" + child.folder.string());
+    if (!options.templates) return open_worker(index, ChildProcess::start(child));
+    if (!templates) templates.emplace(options.templates, template_options(options), log);
+    templates->start(std::move(child), [weak = weak_from_this(), index, generation](WorkerTemplates::Started started) {
+      const auto self = weak.lock();
+      if (!self) return;
+      self->post([index, generation, started = std::make_shared<WorkerTemplates::Started>(std::move(started))](Impl& pool) {
+        if (pool.is_stopping || pool.at(index).generation != generation) return;
+        if (started->child) return pool.open_worker(index, std::move(started->child));
+        pool.scheduler.on_start_failed(index, started->problem, false, net::Clock::now());
+        pool.wake.notify();
+      });
+    });
+  } catch (const std::exception& error) {
+    worker.link.reset();
+    scheduler.on_start_failed(index, error.what(), false, net::Clock::now());
+    wake.notify();
+  }
+}
+
+/// The connection to a process of ours, or to a worker elsewhere.
+void WorkerPool::Impl::open_worker(int index, std::optional<ChildProcess> child) {
+  Worker& worker = at(index);
+  // Reports of a link that was replaced are nobody's.
+  const auto current = [weak = weak_from_this(), index, generation = worker.generation]() -> std::shared_ptr<Impl> {
     auto self = weak.lock();
     return self && self->at(index).generation == generation ? self : nullptr;
   };
@@ -301,79 +357,14 @@ LinkEvents WorkerPool::Impl::events_of(int index) {
     self->scheduler.on_lost(index, reason, net::Clock::now());
     self->wake.notify();
   };
-  return events;
-}
-
-void WorkerPool::Impl::start_worker(int index) {
-  Worker& worker = at(index);
-  worker.name = fmt::format("worker {}", index);
-  const std::int64_t generation = ++worker.generation;
-  try {
-    if (!options.addresses.empty()) {
-      worker.link =
-          std::make_unique<WorkerLink>(runtime->executor(), options.addresses[static_cast<std::size_t>(index)], net::Clock::now() + 30s,
-                                       log, worker.name, WorkerLink::Limits{.max_frame_bytes = options.max_frame_bytes}, events_of(index));
-      return greet(index);
-    }
-    ChildOptions child{.name = fmt::format("{} of {}", worker.name, options.name),
-                       .argv = options.argv,
-                       .env = options.env,
-                       .folder = folder.path() / fmt::format("{}-{}", index, generation),
-                       .limits = options.limits,
-                       .isolate_network = options.isolate_network};
-    fs::create_directories(child.folder);
-    child.env.push_back("PRL_TMPDIR=" + child.folder.string());
-    if (!options.templates) return open_worker(index, ChildProcess::start(child));
-    if (!templates) templates.emplace(options.templates, template_options(), log);
-    templates->start(std::move(child), [weak = weak_from_this(), index, generation](WorkerTemplates::Started started) {
-      const auto self = weak.lock();
-      if (!self) return;
-      self->post([index, generation, started = std::make_shared<WorkerTemplates::Started>(std::move(started))](Impl& pool) {
-        if (pool.is_stopping || pool.at(index).generation != generation) return;
-        if (started->child) return pool.open_worker(index, std::move(*started->child));
-        pool.scheduler.on_start_failed(index, started->problem, false, net::Clock::now());
-        pool.wake.notify();
-      });
-    });
-  } catch (const std::exception& error) {
-    worker.link.reset();
-    scheduler.on_start_failed(index, error.what(), false, net::Clock::now());
-    wake.notify();
-  }
-}
-
-void WorkerPool::Impl::open_worker(int index, ChildProcess child) {
-  Worker& worker = at(index);
-  worker.link = std::make_unique<WorkerLink>(runtime->executor(), std::move(child), log, worker.name,
-                                             WorkerLink::Limits{.max_frame_bytes = options.max_frame_bytes}, events_of(index));
-  greet(index);
-}
-
-void WorkerPool::Impl::greet(int index) {
-  json::object hello{{"t", "hello"}, {"protocol", 1}, {"log_level", options.log_level}, {"seed", 0}};
-  hello["worker_name"] = fmt::format("{}-{}", options.name, index);
-  hello["max_inflight"] = options.schedule.max_inflight;
-  hello["max_frame"] = options.max_frame_bytes;
-  hello["heartbeat_s"] = static_cast<double>(options.schedule.heartbeat.count()) / 1000.0;
-  if (!options.token.empty()) hello["token"] = options.token;
-  const Worker& worker = at(index);
-  worker.link->send(hello);
+  const WorkerLink::Limits limits{.max_frame_bytes = options.max_frame_bytes};
+  if (child)
+    worker.link = std::make_unique<WorkerLink>(runtime->executor(), std::move(*child), log, worker.name, limits, std::move(events));
+  else
+    worker.link = std::make_unique<WorkerLink>(runtime->executor(), options.addresses[static_cast<std::size_t>(index)],
+                                               net::Clock::now() + 30s, log, worker.name, limits, std::move(events));
+  worker.link->send(hello_of(options, index));
   prl::log::debug("{}: {} started (pid {})", options.name, worker.name, worker.link->pid().value_or(0));
-}
-
-TemplateOptions WorkerPool::Impl::template_options() const {
-  TemplateOptions made{.name = options.name,
-                       .python = options.argv.front(),
-                       .env = options.env,
-                       .limits = options.limits,
-                       .isolate_network = options.isolate_network,
-                       .kind = optional_text(options.load, "kind"),
-                       .env_id = optional_text(options.load, "env_id"),
-                       .paths = {},
-                       .writes_bytecode = options.writes_bytecode,
-                       .import_limit = options.schedule.start_limit};
-  for (const json::value& path : optional_array(options.load, "paths")) made.paths.emplace_back(path.get_string());
-  return made;
 }
 
 /// Takes the link of a worker that is dead or was killed; its rollouts are the scheduler's business.
@@ -426,7 +417,8 @@ void WorkerPool::Impl::on_message(int index, json::object message) {
     at(index).pss_mb = optional_number(message, "pss_mb", at(index).rss_mb);
     scheduler.on_pong(index, at(index).lag_ms, net::Clock::now());
   } else if (type == "log") {
-    write_log(index, message);
+    log->write(at(index).name,
+               fmt::format("{} {}: {}", optional_text(message, "level"), optional_text(message, "logger"), optional_text(message, "msg")));
   } else if (type == "hello_ok") {
     on_hello(index, message);
   } else if (type == "loaded") {
@@ -541,12 +533,6 @@ void WorkerPool::Impl::on_terminal(json::object message) {
   RunEvent event{.kind = RunEvent::Kind::kEnded, .message = std::move(message), .failure = std::nullopt};
   finish(id, std::move(event));
   wake.notify();
-}
-
-void WorkerPool::Impl::write_log(int index, const json::object& message) {
-  const std::string level = optional_text(message, "level");
-  const std::string text = fmt::format("{} {}: {}", level, optional_text(message, "logger"), optional_text(message, "msg"));
-  log->write(at(index).name, text);
 }
 
 void WorkerPool::Impl::on_reply(const json::object& message) {

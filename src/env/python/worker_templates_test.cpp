@@ -33,13 +33,15 @@ using ::testing::HasSubstr;
 
 /// One line in the file `imports` for each time that the module is imported.
 constexpr const char* kProbe = R"py(
-import os, random, resource, tempfile, threading
+import ctypes, os, random, resource, tempfile, threading
 with open(os.path.join(os.path.dirname(__file__), "imports"), "a") as file:
     file.write(f"{os.getpid()}\n")
 UNSEEDED, SEEDED = random.Random(), random.Random(7)
 
 def look():
-    return {"pid": os.getpid(), "parent": os.getppid(), "group": os.getpgid(0), "folder": os.getcwd(), "temporary": tempfile.gettempdir(),
+    getenv = ctypes.CDLL(None).secure_getenv
+    getenv.restype = ctypes.c_char_p
+    return {"heeded": (getenv(b"JE_ARROW_MALLOC_CONF") or b"").decode(), "pid": os.getpid(), "parent": os.getppid(), "group": os.getpgid(0), "folder": os.getcwd(), "temporary": tempfile.gettempdir(),
             "unseeded": UNSEEDED.random(), "seeded": SEEDED.random(), "global": random.random(), "threads": threading.active_count(),
             "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0], "memory": resource.getrlimit(resource.RLIMIT_AS)[0],
             "cpu": resource.getrlimit(resource.RLIMIT_CPU)[0], "processes": resource.getrlimit(resource.RLIMIT_NPROC)[0],
@@ -193,6 +195,7 @@ TEST_F(WorkerTemplatesTest, WorkersShareImportsAndNothingElse) {
   for (const char* different : {"pid", "group", "folder", "temporary", "unseeded"})
     EXPECT_NE(a.at(different), b.at(different)) << different;
   for (const char* same : {"parent", "seeded", "global", "sockets"}) EXPECT_EQ(a.at(same), b.at(same)) << same;
+  EXPECT_EQ(a.at("heeded").as_string(), "background_thread:false") << "whatever the user ids are";
   EXPECT_EQ(a.at("pid").as_int64(), first.child().pid());
   EXPECT_EQ(a.at("group").as_int64(), first.child().pid());
   EXPECT_EQ(a.at("parent").as_int64(), ::getpid());
