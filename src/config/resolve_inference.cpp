@@ -140,7 +140,7 @@ void check_routing(const RoutingConfig& routing, const std::string& prefix, cons
 }
 
 void check_quantization(const InferenceModelConfig& model, const Check& check) {
-  if (model.quantization && *model.quantization != kFp8Weights && *model.quantization != kFp8Products)
+  if (model.quantization && !is_built_quantization(*model.quantization))
     check.not_built("model.quantization",
                     fmt::format("weights quantised as \"{}\"; use {} or {}", *model.quantization, kFp8Weights, kFp8Products));
 }

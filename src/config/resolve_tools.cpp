@@ -108,8 +108,8 @@ Resolution<BenchConfig> resolve(Value raw, const Context& context) {
   auto resolution = detail::bind_all<BenchConfig>(raw);
   const Check check(raw, "", resolution.report, context);
   if (resolution.config.model) detail::check_model_name(*resolution.config.model, "model", check);
-  if (resolution.config.quantization && *resolution.config.quantization != kFp8Weights && *resolution.config.quantization != kFp8Products)
-    check.problem("quantization", fmt::format("must be {} or {}", kFp8Weights, kFp8Products));
+  if (const std::optional<std::string>& found = resolution.config.quantization; found && !detail::is_built_quantization(*found))
+    check.problem("quantization", fmt::format("must be {} or {}, found \"{}\"", kFp8Weights, kFp8Products, *found));
   return resolution;
 }
 

@@ -14,6 +14,9 @@ std::optional<std::string> served_quantization(const std::optional<QuantizationC
 }
 
 namespace detail {
+
+bool is_built_quantization(std::string_view quantization) { return quantization == kFp8Weights || quantization == kFp8Products; }
+
 namespace {
 
 /// The warm-up step and three measured ones.

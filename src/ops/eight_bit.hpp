@@ -71,8 +71,11 @@ PRL_HOST_AND_DEVICE constexpr float nearest_eight_bit(float x) noexcept {
   return __builtin_bit_cast(float, sign | rounded);
 }
 
-/// Bytes of what a GPU keeps beside the values of a matrix that is multiplied with in 8 bits: codes and a factor for each row.
-constexpr std::int64_t eight_bit_product_bytes(std::int64_t N, std::int64_t K) noexcept { return N * (K + 4); }
+/// Bytes of what a GPU keeps beside the values of a matrix that is multiplied with in 8 bits: codes and a factor for each row; 0 for shapes
+/// that its kernels do not take.
+constexpr std::int64_t eight_bit_product_bytes(std::int64_t N, std::int64_t K) noexcept {
+  return N % 16 == 0 && K % 16 == 0 ? N * (K + 4) : 0;
+}
 
 /// Of matrices [N, K] with fewer outputs, or with so many and more inputs than that, no kernel of a GPU reads codes: a step along K takes
 /// 0.2 us on an H200 until they are widened and multiplied with, in which weights of 16 bits for some 3,600 outputs are read.

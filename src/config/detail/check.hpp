@@ -87,6 +87,8 @@ void mark_bench(WandbConfig& wandb);
 void check_env_vars(const std::map<std::string, std::string>& env_vars, const Check& check);
 /// A folder, or a hub id such as "Qwen/Qwen3-0.6B"; which of them it is, is found out when the model is loaded.
 void check_model_name(const std::string& name, std::string_view key, const Check& check);
+/// Whether inference.model.quantization may say so.
+bool is_built_quantization(std::string_view quantization);
 /// What needs no look at this machine's Python environments.
 template <class Env>
 void check_env(const Env& env, const Check& check);

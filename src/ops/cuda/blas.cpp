@@ -71,13 +71,12 @@ bool has_librarys_bits(const OpContext& ctx, const Product& p) {
   return is_exact() && is_librarys(p, properties_of(ctx)) && p.N % invariant_columns(p) == 0;
 }
 
-bool is_few_rows(const OpContext& ctx, const Product& p, const FewRowsFusion& fusion) {
-  return has_librarys_bits(ctx, p) && few_rows(ctx, p, fusion).has_value();
+std::optional<FewRowsTile> find_few_rows_tile(const OpContext& ctx, const Product& p, const FewRowsFusion& fusion) {
+  return has_librarys_bits(ctx, p) ? few_rows(ctx, p, fusion) : std::nullopt;
 }
 
 bool run_few_rows(const OpContext& ctx, const Product& p, const FewRowsFusion& fusion) {
-  if (!has_librarys_bits(ctx, p)) return false;
-  const std::optional<FewRowsTile> tile = few_rows(ctx, p, fusion);
+  const std::optional<FewRowsTile> tile = find_few_rows_tile(ctx, p, fusion);
   if (tile) few_rows_product(ctx, p, *tile, fusion);
   return tile.has_value();
 }

@@ -48,7 +48,7 @@ struct Product {
 /// compute few rows (few_rows.hpp). Where rows are not 16-byte aligned, and for fp32, whose library kernels do depend on the number of
 /// rows, a simple kernel of ours takes over. fp32 is fp32 throughout, never TF32.
 ///
-/// Codes of 8 bits go there too: without fast accumulation all of its kernels sum as `Product` says (7 shapes, 8 numbers of rows).
+/// Codes of 8 bits go there too: without fast accumulation all of its kernels sum as `Product` says (14 shapes, up to 22 numbers of rows).
 class Blas {
  public:
   /// Error{kUnavailable} saying where libcublasLt was looked for.
@@ -67,8 +67,6 @@ class Blas {
 /// Whether rows of this product have the bits that the library's kernels for many rows give them, and kernels of ours with the same order
 /// of sums.
 bool has_librarys_bits(const OpContext& ctx, const Product& p);
-/// Whether the kernels of few_rows.hpp take a product with its neighbours; what a points to may be written later.
-bool is_few_rows(const OpContext& ctx, const Product& p, const FewRowsFusion& fusion);
 /// A product of few rows with its neighbours by the kernels of few_rows.hpp. False, and nothing is done, where they do not take it.
 bool run_few_rows(const OpContext& ctx, const Product& p, const FewRowsFusion& fusion);
 

@@ -67,6 +67,9 @@ constexpr std::int64_t max_few_rows_outputs(std::int64_t rows, std::int64_t K) {
 
 /// The cut of a product that these kernels take; nothing where the library is as fast, or the product is another. A rule of the shape.
 std::optional<FewRowsTile> few_rows_tile(const Product& p, const cudaDeviceProp& device, const FewRowsFusion& fusion = {});
+/// The same, nothing where rows would not have the bits that they have in other products: what run_few_rows() takes. What p.a points to may
+/// be written later.
+std::optional<FewRowsTile> find_few_rows_tile(const OpContext& ctx, const Product& p, const FewRowsFusion& fusion);
 /// The same for rows of experts in tiles of `rows`, 8, 16, 32, 64 or 128.
 std::optional<FewRowsTile> expert_rows_tile(const Product& p, const cudaDeviceProp& device, const RowsOfExperts& experts, int rows,
                                             bool swiglu);

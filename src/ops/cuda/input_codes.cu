@@ -22,15 +22,6 @@ struct InputArgs {
   int cols;
 };
 
-__device__ __forceinline__ std::uint32_t greatest_of_block(std::uint32_t bits) {
-  __shared__ std::uint32_t of_warps[kRowThreads / kWarp];
-  bits = __reduce_max_sync(kFullWarp, bits);
-  if (threadIdx.x % kWarp == 0) of_warps[threadIdx.x / kWarp] = bits;
-  __syncthreads();
-  for (int i = 0; i < static_cast<int>(blockDim.x) / kWarp; ++i) bits = max(bits, of_warps[i]);
-  return bits;
-}
-
 /// A block for each row. kKept: vectors of a thread, or 0 for any number of them, read twice.
 template <typename T, bool kWide, int kKept>
 __global__ void __launch_bounds__(kRowThreads) input_codes_kernel(const InputArgs<T> a) {
@@ -55,7 +46,7 @@ __global__ void __launch_bounds__(kRowThreads) input_codes_kernel(const InputArg
     read(v, vector);
     greatest = greatest_of(v, greatest);
   });
-  const CodeScale scale = code_scale(greatest_of_block(greatest));
+  const CodeScale scale = code_scale(greatest_of_block<kRowThreads>(greatest));
   if (a.values == nullptr && threadIdx.x == 0) a.to.factors[row] = scale.factor;
   for_each([&](float(&v)[kVec], int vector) {
     if constexpr (kKept == 0) read(v, vector);

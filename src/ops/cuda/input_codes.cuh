@@ -15,6 +15,17 @@ __device__ __forceinline__ std::uint32_t greatest_of(const float (&v)[kVec], std
   return greatest;
 }
 
+/// The greatest of a block of whole warps, at most kMostThreads threads.
+template <int kMostThreads>
+__device__ __forceinline__ std::uint32_t greatest_of_block(std::uint32_t bits) {
+  __shared__ std::uint32_t of_warps[kMostThreads / kWarp];
+  bits = __reduce_max_sync(kFullWarp, bits);
+  if (threadIdx.x % kWarp == 0) of_warps[threadIdx.x / kWarp] = bits;
+  __syncthreads();
+  for (int i = 0; i < static_cast<int>(blockDim.x) / kWarp; ++i) bits = max(bits, of_warps[i]);
+  return bits;
+}
+
 /// What codes of a row are multiplied by, and what gives them, from the greatest of its magnitudes.
 struct CodeScale {
   float factor, inverse;

@@ -61,8 +61,9 @@ union EightCodes {
   std::uint8_t bytes[kVec];
   uint2 all;
 };
-/// A block for each row, in vectors of kVec; kWide: they are all whole and aligned, and up to kKeptOfRow of a thread are read once.
+/// Vectors of kVec that a thread keeps of its row; it reads others twice.
 constexpr int kKeptOfRow = 4;
+/// A block for each row. kWide: its vectors are all whole and aligned.
 template <typename T, bool kWide>
 __global__ void __launch_bounds__(kRoundThreads) round_to_eight_bits_kernel(T* w, std::int64_t cols, const KeptCodes kept) {
   __shared__ float scratch[kRoundThreads / kWarp];
@@ -124,7 +125,7 @@ DenseWeight::DenseWeight(OpContext& ctx, Tensor w, ConstTensorView bias, bool wi
   if (is_eight_bit_) {
     // Products with experts' matrices read the values.
     const bool has_codes = use == WeightUse::kEightBit && eight_bit_code_bytes(num_outputs_, num_inputs_) > 0;
-    const bool has_products = rounds_inputs_ && num_outputs_ % kCodesOfThread == 0 && num_inputs_ % kCodesOfThread == 0;
+    const bool has_products = rounds_inputs_ && eight_bit_product_bytes(num_outputs_, num_inputs_) > 0;
     if (has_products && dtype_ == DType::kBF16 && properties_of(ctx).major == 9) {
       codes_ = Tensor::empty(ctx.runtime, {num_outputs_, num_inputs_}, DType::kU8);
       factors_ = Tensor::empty(ctx.runtime, {num_outputs_}, DType::kF32);
@@ -336,12 +337,14 @@ bool linear_fused(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const L
   const Product p = rounded_product(w, y_TN, x_TK, inputs);
   FewRowsFusion behind = f;
   behind.norm = nullptr;
-  if (!is_few_rows(ctx, p, behind)) return false;
+  const std::optional<FewRowsTile> tile = find_few_rows_tile(ctx, p, behind);
+  if (!tile) return false;
   if (f.norm == nullptr)
     round_into(ctx, inputs, x_TK);
   else if (!norm_to_codes(ctx, inputs.codes, x_TK, fusion.norm_K, fusion.eps))
     return false;
-  return run_few_rows(ctx, p, behind);
+  few_rows_product(ctx, p, *tile, behind);
+  return true;
 }
 
 void linear_backward_input(OpContext& ctx, TensorView dx_TK, ConstTensorView dy_TN, const LinearWeight& weight, bool accumulate) {

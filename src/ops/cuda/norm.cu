@@ -128,14 +128,13 @@ __device__ __forceinline__ std::int64_t row_begin(std::int64_t row, std::int64_t
 /// The greatest of the threads of a row.
 template <int kLanes>
 __device__ __forceinline__ std::uint32_t row_greatest(std::uint32_t bits) {
+  if constexpr (kLanes == 0) {
+    return greatest_of_block<kMaxLanes>(bits);
+  } else {
 #pragma unroll
-  for (int step = (kLanes > 0 ? kLanes : kWarp) / 2; step > 0; step /= 2) bits = max(bits, __shfl_xor_sync(kFullWarp, bits, step));
-  if constexpr (kLanes > 0) return bits;
-  __shared__ std::uint32_t of_warps[kMaxLanes / kWarp];
-  if (threadIdx.x % kWarp == 0) of_warps[threadIdx.x / kWarp] = bits;
-  __syncthreads();
-  for (int i = 0; i < static_cast<int>(blockDim.x) / kWarp; ++i) bits = max(bits, of_warps[i]);
-  return bits;
+    for (int step = kLanes / 2; step > 0; step /= 2) bits = max(bits, __shfl_xor_sync(kFullWarp, bits, step));
+    return bits;
+  }
 }
 
 /// bf16 rows that are wide. kLanes == 0: a block per row. kVectors are kept in registers; a block reads what is beyond them again, but not
