@@ -102,11 +102,16 @@ struct PerToken {
 
 std::size_t rounded_input_bytes(const ModelConfig& config, std::int64_t num_tokens) {
   if (config.eight_bits != EightBits::kProducts) return 0;
-  std::int64_t widest = std::max(config.hidden_size, config.num_heads * config.head_dim);
-  for (std::int64_t layer = 0; layer < config.num_layers; ++layer)
+  constexpr auto kFactor = static_cast<std::int64_t>(sizeof(float));
+  std::int64_t widest = std::max(config.hidden_size, config.num_heads * config.head_dim), of_experts = 0;
+  for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
     widest = std::max(widest, config.is_sparse(layer) ? config.shared_expert_size : config.active_mlp_size(layer));
+    if (!config.is_sparse(layer)) continue;
+    const std::int64_t inputs = config.expert_input_size > 0 ? config.expert_input_size : config.hidden_size;
+    of_experts = config.num_active_experts * (std::max(inputs, config.expert_size) + kFactor);
+  }
   if (!config.linear.layers.empty()) widest = std::max(widest, config.linear.value_width());
-  return static_cast<std::size_t>(num_tokens * (widest + static_cast<std::int64_t>(sizeof(float))));
+  return static_cast<std::size_t>(num_tokens * std::max(widest + kFactor, of_experts));
 }
 
 ActivationBytes activation_bytes(const ModelConfig& config, DType compute, std::int64_t num_tokens,

@@ -324,7 +324,9 @@ INSTANTIATE_TEST_SUITE_P(
         ExactCase{"nemotron_h", DType::kF32}, ExactCase{"nemotron_h", DType::kBF16}, ExactCase{"nemotron_h", DType::kBF16, true},
         ExactCase{"nemotron_h_narrow", DType::kBF16}, ExactCase{"nemotron_h_eight", DType::kBF16},
         ExactCase{"qwen3_eight_products", DType::kF32}, ExactCase{"qwen3_eight_products", DType::kBF16},
-        ExactCase{"qwen3_eight_products", DType::kBF16, true}),
+        ExactCase{"qwen3_eight_products", DType::kBF16, true}, ExactCase{"qwen3_moe_eight_products", DType::kF32},
+        ExactCase{"qwen3_moe_eight_products", DType::kBF16}, ExactCase{"gpt_oss_eight_products", DType::kBF16},
+        ExactCase{"nemotron_h_eight_products", DType::kBF16}),
     [](const auto& test) {
       return test.param.family + (test.param.is_wide ? "_wide" : "") + (test.param.compute == DType::kF32 ? "_f32" : "_bf16");
     });

@@ -108,7 +108,7 @@ struct LatentAttention {
 enum class EightBits : std::uint8_t {
   kNone,
   kWeights,   ///< as those of 8 bits that are nearest to their values (ops/eight_bit.hpp)
-  kProducts,  ///< and their inputs are rounded to 8 bits as well, but for experts' (ops::WeightUse::kEightBitProduct)
+  kProducts,  ///< and their inputs are rounded to 8 bits as well (ops::WeightUse::kEightBitProduct)
 };
 
 /// A decoder as Hugging Face's config.json describes it. Families differ in names and in these switches only.

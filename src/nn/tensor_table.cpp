@@ -433,7 +433,7 @@ TensorTablePtr make_tensor_table(const ModelConfig& config, Shard shard) {
                       .num_stored_rows = stored_rows_of_vector(config, row.slot),
                       .is_shared = row.is_shared,
                       .is_eight_bit = config.eight_bits != EightBits::kNone && is_layer_product(row.block),
-                      .rounds_inputs = config.eight_bits == EightBits::kProducts && is_layer_product(row.block) && expert < 0};
+                      .rounds_inputs = config.eight_bits == EightBits::kProducts && is_layer_product(row.block)};
       if (row.is_shared) {
         const std::int64_t rows = spec.shape[0] / shard.size;
         spec.first_stored_row = shard.rank * rows;

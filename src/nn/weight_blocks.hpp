@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -81,20 +83,35 @@ class Slicer {
       : ctx_(ctx), rounded_(rounded), with_backward_(with_backward) {
     vectors_ = Tensor::empty(ctx_.runtime, {table.num_vector_elements()}, DType::kF32);
     if (table.num_vector_elements() > 0) ops::cast(ctx_, vectors_, rounded_.slice(0, table.num_vector_elements()));
+    make_code_memory(table);
   }
   Tensor vector(const BlockSpec& block) const { return part(vectors_, block); }
   /// Where everything else is packed anew, a part of the array would keep all of it alive.
   Tensor table(const BlockSpec& block) const { return ops::shares_weights(ctx_) ? part(rounded_, block) : part(rounded_, block).clone(); }
   ops::LinearWeightPtr matrix(const BlockSpec& block, ConstTensorView bias) const {
-    return ops::share_linear(ctx_, part(rounded_, block), bias, with_backward_, use_of(block));
+    const auto found = block.expert < 0 ? codes_.end() : codes_.find({block.kind, block.layer});
+    return ops::share_linear(ctx_, part(rounded_, block), bias, with_backward_, use_of(block),
+                             found == codes_.end() ? ops::CodeMemory{} : found->second.of(block.expert, block.shape[0]));
   }
 
  private:
+  /// Of a layer's experts, so that they can be multiplied with together.
+  void make_code_memory(const TensorTable& table) {
+    std::map<std::pair<Block, std::int64_t>, std::int64_t> num_experts;
+    for (const BlockSpec& block : table.blocks())
+      if (block.is_matrix() && block.rounds_inputs && block.expert >= 0)
+        num_experts[{block.kind, block.layer}] = std::max(num_experts[{block.kind, block.layer}], block.expert + 1);
+    for (const auto& [of, count] : num_experts) {
+      const Shape shape = table.blocks()[table.find(of.first, of.second, 0)].shape;
+      codes_.emplace(of, ops::take_code_memory(ctx_, count, shape[0], shape[1], rounded_.dtype()));
+    }
+  }
   static Tensor part(const Tensor& from, const BlockSpec& block) {
     return from.slice(block.offset, block.shape.num_elements()).reshaped(block.shape);
   }
   ops::OpContext& ctx_;
   Tensor rounded_, vectors_;
+  std::map<std::pair<Block, std::int64_t>, ops::CodeMemory> codes_;  ///< by kind and layer
   bool with_backward_;
 };
 

@@ -15,12 +15,22 @@ LinearWeightPtr pack_linear(OpContext& ctx, ConstTensorView w_NK, ConstTensorVie
   return table_entry(ctx, ctx.table->pack_linear, "pack_linear")(ctx, w_NK, bias_N, compute, with_backward, use);
 }
 
-LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView bias_N, bool with_backward, WeightUse use) {
+CodeMemory take_code_memory(OpContext& ctx, std::int64_t count, std::int64_t N, std::int64_t K, DType compute) {
+  if (ctx.table->take_code_memory == nullptr) return {};
+  ShapeCheck c("take_code_memory", ctx);
+  c.require(count > 0 && N > 0 && K > 0, "wanted matrices that are not empty");
+  return ctx.table->take_code_memory(ctx, count, N, K, compute);
+}
+
+LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView bias_N, bool with_backward, WeightUse use,
+                             const CodeMemory& memory) {
   ShapeCheck c("share_linear", ctx);
   c.check("w", w_NK, "N K").floating("w", w_NK);
   if (bias_N.data != nullptr) c.check("bias", bias_N, "N", DType::kF32);
   c.require(w_NK.num_elements() > 0, "w is empty");
-  return table_entry(ctx, ctx.table->share_linear, "share_linear")(ctx, w_NK, bias_N, with_backward, use);
+  if (memory.codes.defined())
+    c.check("codes", memory.codes, "N K", DType::kU8).check("factors", memory.factors, "N", DType::kF32).contiguous("codes", memory.codes);
+  return table_entry(ctx, ctx.table->share_linear, "share_linear")(ctx, w_NK, bias_N, with_backward, use, memory);
 }
 
 bool shares_weights(const OpContext& ctx) { return ctx.table->weights_are_row_major; }

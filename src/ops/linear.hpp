@@ -52,15 +52,28 @@ constexpr bool is_eight_bit(WeightUse use) noexcept {
   return use == WeightUse::kEightBit || use == WeightUse::kEightBitExpert || use == WeightUse::kEightBitProduct;
 }
 
+/// What a device keeps beside the values of matrices of kEightBitProduct that grouped_linear() multiplies with together, one behind
+/// another; undefined where it keeps nothing.
+struct CodeMemory {
+  Tensor codes, factors;  ///< kU8 [count * N, K], fp32 [count * N]
+  /// That of matrix `i` of [N, K].
+  CodeMemory of(std::int64_t i, std::int64_t N) const {
+    return codes.defined() ? CodeMemory{codes.slice(i * N, N), factors.slice(i * N, N)} : CodeMemory{};
+  }
+};
+/// For `count` matrices [N, K] that are multiplied with in `compute`.
+CodeMemory take_code_memory(OpContext& ctx, std::int64_t count, std::int64_t N, std::int64_t K, DType compute);
+
 /// Packs w_NK [N, K] (kF32 or kBF16, contiguous), rounded to `compute`, and bias_N [N] fp32 (data == nullptr for none).
 /// `with_backward` also keeps what linear_backward_input needs.
 LinearWeightPtr pack_linear(OpContext& ctx, ConstTensorView w_NK, ConstTensorView bias_N, DType compute, bool with_backward,
                             WeightUse use = WeightUse::kMatrix);
 
 /// The same for a tensor that is in the compute dtype already; the result may share its memory instead of copying it, so that it must not
-/// be written from then on. With 8 bits it is written once, here.
+/// be written from then on. With 8 bits it is written once, here. `memory`: of this matrix, for its codes; without it the result takes
+/// memory of its own if it wants any.
 LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView bias_N, bool with_backward,
-                             WeightUse use = WeightUse::kMatrix);
+                             WeightUse use = WeightUse::kMatrix, const CodeMemory& memory = {});
 
 /// True where `share_linear` shares memory, so that all weights of a model can be parts of one array.
 bool shares_weights(const OpContext& ctx);

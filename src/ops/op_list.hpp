@@ -101,6 +101,7 @@
 /// Ops that not every device has: attention and adapters from indices in its own memory, and fused forms of ops above.
 #define PRL_FOR_EACH_OPTIONAL_OP(PRL_OP) \
   PRL_OP(linear_fused)                   \
+  PRL_OP(take_code_memory)               \
   PRL_OP(grouped_linear)                 \
   PRL_OP(grouped_linear_backward_input)  \
   PRL_OP(grouped_linear_backward_weight) \

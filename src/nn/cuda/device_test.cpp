@@ -234,7 +234,12 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"gemma3_text_window", DType::kBF16, ModelSize::kEven}, Case{"qwen3_eight", DType::kBF16, ModelSize::kEven},
                       Case{"qwen3_eight", DType::kF32, ModelSize::kSmall}, Case{"qwen3_moe_eight", DType::kBF16, ModelSize::kSmall},
                       Case{"nemotron_h", DType::kBF16, ModelSize::kSmall}, Case{"nemotron_h", DType::kF32, ModelSize::kSmall},
-                      Case{"nemotron_h", DType::kBF16, ModelSize::kEven}, Case{"nemotron_h_narrow", DType::kBF16, ModelSize::kSmall}));
+                      Case{"nemotron_h", DType::kBF16, ModelSize::kEven}, Case{"nemotron_h_narrow", DType::kBF16, ModelSize::kSmall},
+                      Case{"qwen3_eight_products", DType::kBF16, ModelSize::kEven},
+                      Case{"qwen3_moe_eight_products", DType::kBF16, ModelSize::kEven},
+                      Case{"qwen3_moe_eight_products", DType::kBF16, ModelSize::kSmall},
+                      Case{"gpt_oss_eight_products", DType::kBF16, ModelSize::kEven},
+                      Case{"nemotron_h_eight_products", DType::kBF16, ModelSize::kEven}));
 
 }  // namespace
 }  // namespace prl::nn

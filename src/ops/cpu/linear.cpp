@@ -193,7 +193,8 @@ LinearWeightPtr pack_linear(OpContext& ctx, ConstTensorView w_NK, ConstTensorVie
   return std::make_shared<PackedWeight>(ctx, w_NK, bias_N, compute, with_backward, use);
 }
 
-LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView bias_N, bool with_backward, WeightUse use) {
+LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView bias_N, bool with_backward, WeightUse use,
+                             const CodeMemory& /*memory*/) {
   return cpu::pack_linear(ctx, w_NK, bias_N, w_NK.dtype(), with_backward, use);
 }
 

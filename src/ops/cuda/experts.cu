@@ -361,28 +361,51 @@ struct Mixture {
   FewRowsTile tile_of_gate_up, tile_of_down;
 };
 
+/// A product of experts' rows, without what it reads and writes of those, and the rows of b from one expert's matrix to the next.
+struct ExpertProduct {
+  Product product;
+  std::int64_t rows_apart = 0;
+};
+std::optional<ExpertProduct> expert_product(const OpContext& ctx, std::span<const LinearWeight* const> weights, std::int64_t R) {
+  const std::int64_t N = weights[0]->num_outputs(), K = weights[0]->num_inputs();
+  if (weights[0]->rounds_inputs()) {
+    const std::optional<ProductCodes> codes = stacked_codes(ctx, weights);
+    if (!codes) return std::nullopt;
+    Product p = forward_product(dense(ctx, *weights[0]), nullptr, K, R, 0, N);
+    p.in_dtype = DType::kU8;
+    p.out_dtype = DType::kBF16;
+    p.b = codes->codes;
+    p.b_factors = codes->factors;
+    return ExpertProduct{p, N};
+  }
+  const std::optional<Stacked> all = stacked(ctx, weights);
+  if (!all || all->first->dtype() != DType::kBF16) return std::nullopt;
+  Product p = forward_product(*all->first, nullptr, K, R, 0, N);
+  p.out_dtype = DType::kBF16;
+  return ExpertProduct{p, all->rows_apart};
+}
+
 std::optional<Mixture> mixture(const OpContext& ctx, std::int64_t num_tokens, std::int64_t num_active, const ExpertMatrices& experts) {
-  const std::optional<Stacked> gate_up = stacked(ctx, experts.gate_up), down = stacked(ctx, experts.down);
-  if (!gate_up || !down || gate_up->first->dtype() != DType::kBF16) return std::nullopt;
   const auto E = static_cast<std::int64_t>(experts.down.size());
   const std::int64_t R = num_tokens * num_active;
   // Twice the mean, so that most experts have one tile: one of 16 rows costs little more than one of 8, a second reads the weights again.
   int rows = 8;
   while (rows < 128 && rows * E < 2 * R) rows *= 2;
   Mixture m;
-  const auto product = [&](Product& p, RowsOfExperts& of, FewRowsTile& tile, const Stacked& weights, bool swiglu) {
-    p = forward_product(*weights.first, nullptr, weights.first->num_inputs(), R, 0, weights.first->num_outputs());
-    p.out_dtype = DType::kBF16;
-    p.out_stride = weights.first->num_outputs() / (swiglu ? 2 : 1);
+  const auto product = [&](Product& p, RowsOfExperts& of, FewRowsTile& tile, std::span<const LinearWeight* const> weights, bool swiglu) {
+    const std::optional<ExpertProduct> of_all = expert_product(ctx, weights, R);
+    if (!of_all) return false;
+    p = of_all->product;
+    p.out_stride = p.N / (swiglu ? 2 : 1);
     // Each expert that has rows has one tile that may not be full.
-    of = {.tiles = nullptr, .num_tiles = std::min(R, std::min(R, E) + R / rows), .num_experts = E, .rows_apart = weights.rows_apart};
+    of = {.tiles = nullptr, .num_tiles = std::min(R, std::min(R, E) + R / rows), .num_experts = E, .rows_apart = of_all->rows_apart};
     if (!has_librarys_bits(ctx, p) || of.num_tiles > 65535) return false;
     const std::optional<FewRowsTile> found = expert_rows_tile(p, properties_of(ctx), of, rows, swiglu);
     if (found) tile = *found;
     return found.has_value();
   };
-  if (!product(m.gate_up, m.rows_of_gate_up, m.tile_of_gate_up, *gate_up, true) ||
-      !product(m.down, m.rows_of_down, m.tile_of_down, *down, false))
+  if (!product(m.gate_up, m.rows_of_gate_up, m.tile_of_gate_up, experts.gate_up, true) ||
+      !product(m.down, m.rows_of_down, m.tile_of_down, experts.down, false))
     return std::nullopt;
   return m;
 }
@@ -505,7 +528,7 @@ void sum_rows(OpContext& ctx, TensorView out_TC, ConstTensorView x_RC, ConstTens
 }
 
 bool can_mix_experts(OpContext& ctx, std::int64_t num_tokens, std::int64_t num_active, const ExpertMatrices& experts) {
-  if (experts.biased != nullptr || experts.is_squared)
+  if (experts.biased != nullptr || experts.is_squared || experts.gate_up[0]->rounds_inputs())
     return can_group(ctx, experts.gate_up, num_tokens * num_active) && can_group(ctx, experts.down, num_tokens * num_active);
   return mixture(ctx, num_tokens, num_active, experts).has_value();
 }
@@ -521,6 +544,9 @@ bool mix_many_rows(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, Cons
   std::int32_t *begin = nullptr, *token = nullptr, *slot = nullptr;
   float* weight = nullptr;
   std::uint16_t *first_memory = nullptr, *second_memory = nullptr;
+  const bool rounds_inputs = experts.gate_up[0]->rounds_inputs();
+  InputCodes codes;  // of rows, and then of what goes into `down`
+  const std::int64_t down_inputs = experts.down[0]->num_inputs();
   const auto carve = [&](void* memory) {
     Carver c(memory);
     begin = c.take<std::int32_t>(E + 1);
@@ -529,6 +555,7 @@ bool mix_many_rows(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, Cons
     weight = c.take<float>(R);
     first_memory = c.take<std::uint16_t>(R * first_cols);
     second_memory = c.take<std::uint16_t>(R * second_cols);
+    if (rounds_inputs) codes = take_codes(c, R, std::max(H, down_inputs));
     return c.used();
   };
   carve(ctx.workspace->require(carve(nullptr)));
@@ -541,8 +568,14 @@ bool mix_many_rows(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, Cons
   const TensorView rows_RH = view(first_memory, R, H, DType::kBF16), gate_up_R2F = view(second_memory, R, G, DType::kBF16);
   const TensorView hidden_RF = view(first_memory, R, F, DType::kBF16), down_RH = view(second_memory, R, own_H, DType::kBF16);
   cuda::place_rows(ctx, begin_P, token_R, weight_R, slot_TK, ids_TK, weights_TK);
-  gather_rows(ctx, first_memory, x_TH, token, R);
-  if (!cuda::grouped_linear(ctx, gate_up_R2F, rows_RH, experts.gate_up, begin_P)) return false;
+  if (rounds_inputs) {
+    codes.stride = H;
+    rows_to_codes(ctx, codes, x_TH, token, R);
+    if (!grouped_codes(ctx, gate_up_R2F, codes, experts.gate_up, begin_P)) return false;
+  } else {
+    gather_rows(ctx, first_memory, x_TH, token, R);
+    if (!cuda::grouped_linear(ctx, gate_up_R2F, rows_RH, experts.gate_up, begin_P)) return false;
+  }
   if (const BiasedExperts* biased = experts.biased; biased != nullptr) {
     cuda::add_expert_biases(ctx, gate_up_R2F, biased->gate_up_V, begin_P, {});
     cuda::clamped_swiglu(ctx, hidden_RF, gate_up_R2F, weight_R, biased->gate);
@@ -552,7 +585,13 @@ bool mix_many_rows(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, Cons
     cuda::swiglu_rows(ctx, hidden_RF, gate_up_R2F, weight_R);
   }
   const ConstTensorView whole_RF = shared.group != nullptr ? shared.group->gather(ctx, shared.rank, hidden_RF) : hidden_RF;
-  if (!cuda::grouped_linear(ctx, down_RH, whole_RF, experts.down, begin_P)) return false;
+  if (rounds_inputs) {
+    codes.stride = down_inputs;
+    inputs_to_codes(ctx, codes, whole_RF);
+    if (!grouped_codes(ctx, down_RH, codes, experts.down, begin_P)) return false;
+  } else if (!cuda::grouped_linear(ctx, down_RH, whole_RF, experts.down, begin_P)) {
+    return false;
+  }
   if (experts.biased != nullptr) cuda::add_expert_biases(ctx, down_RH, experts.biased->down_V, begin_P, weight_R);
   cuda::sum_rows(ctx, out_TH, down_RH, slot_TK, false);
   return true;
@@ -565,12 +604,14 @@ bool mix_experts(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, ConstT
     return is_wide(x_TH) && cuda::can_mix_experts(ctx, T, K, experts) &&
            mix_many_rows(ctx, out_TH, x_TH, ids_TK, weights_TK, experts, shared);
   std::optional<Mixture> m = mixture(ctx, T, K, experts);
-  if (!m || !is_wide(x_TH)) return false;
-  if (R >= kManyRowsOfExpert * static_cast<std::int64_t>(experts.down.size()) &&
-      mix_many_rows(ctx, out_TH, x_TH, ids_TK, weights_TK, experts, shared))
-    return true;
+  const bool rounds_inputs = experts.gate_up[0]->rounds_inputs();
+  if (!is_wide(x_TH) || (!m && !(rounds_inputs && cuda::can_mix_experts(ctx, T, K, experts)))) return false;
+  const bool has_many_rows = R >= kManyRowsOfExpert * static_cast<std::int64_t>(experts.down.size());
+  if ((!m || has_many_rows) && mix_many_rows(ctx, out_TH, x_TH, ids_TK, weights_TK, experts, shared)) return true;
+  if (!m) return false;
   PlaceArgs a{};
   std::uint16_t *rows_RH = nullptr, *hidden_RF = nullptr;
+  InputCodes codes;  // of rows, and then of what goes into `down`
   const auto carve = [&](void* memory) {
     Carver c(memory);
     a.token = c.take<std::int32_t>(R);
@@ -579,6 +620,7 @@ bool mix_experts(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, ConstT
     a.tiles = c.take<RowTile>(m->rows_of_gate_up.num_tiles);
     rows_RH = c.take<std::uint16_t>(R * H);
     hidden_RF = c.take<std::uint16_t>(R * m->gate_up.out_stride);
+    if (rounds_inputs) codes = take_codes(c, R, std::max(H, m->down.K));
     return c.used();
   };
   carve(ctx.workspace->require(carve(nullptr)));
@@ -590,19 +632,28 @@ bool mix_experts(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, ConstT
   a.num_tiles = static_cast<int>(m->rows_of_gate_up.num_tiles);
   a.rows_of_tile = m->tile_of_gate_up.rows;
   place(ctx, a);
-  gather_rows(ctx, rows_RH, x_TH, a.token, R);
+  if (rounds_inputs) {
+    codes.stride = H;
+    rows_to_codes(ctx, codes, x_TH, a.token, R);
+  } else {
+    gather_rows(ctx, rows_RH, x_TH, a.token, R);
+  }
   m->rows_of_gate_up.tiles = m->rows_of_down.tiles = a.tiles;
   m->rows_of_gate_up.factors = a.weight;
-  m->gate_up.a = rows_RH;
+  m->gate_up.a = rounds_inputs ? static_cast<const void*>(codes.codes) : rows_RH;
+  m->gate_up.a_factors = codes.factors;
   m->gate_up.out = hidden_RF;
   few_rows_product(ctx, m->gate_up, m->tile_of_gate_up, {.swiglu = true, .experts = &m->rows_of_gate_up});
   const Device device = ctx.runtime->device();
-  m->down.a = hidden_RF;
-  if (shared.group != nullptr)
-    m->down.a =
-        shared.group
-            ->gather(ctx, shared.rank, ConstTensorView{hidden_RF, {R, m->gate_up.out_stride}, DType::kBF16, device, m->gate_up.out_stride})
-            .data;
+  ConstTensorView whole_RF{hidden_RF, {R, m->gate_up.out_stride}, DType::kBF16, device, m->gate_up.out_stride};
+  if (shared.group != nullptr) whole_RF = shared.group->gather(ctx, shared.rank, whole_RF);
+  m->down.a = whole_RF.data;
+  if (rounds_inputs) {
+    codes.stride = m->down.K;
+    inputs_to_codes(ctx, codes, whole_RF);
+    m->down.a = codes.codes;
+    m->down.a_factors = codes.factors;
+  }
   m->down.out = rows_RH;
   few_rows_product(ctx, m->down, m->tile_of_down, {.experts = &m->rows_of_down});
   cuda::sum_rows(ctx, out_TH, ConstTensorView{rows_RH, {R, m->down.out_stride}, DType::kBF16, device, m->down.out_stride},

@@ -24,17 +24,27 @@ struct Experts {
   std::vector<const LinearWeight*> gate_up, down;
   ExpertMatrices matrices() const { return {gate_up, down}; }
 
-  Experts(Sides& s, std::int64_t E, std::int64_t H, std::int64_t F) {
+  Experts(Sides& s, std::int64_t E, std::int64_t H, std::int64_t F, WeightUse use = WeightUse::kMatrix) {
     Tensor host = s.random({E * 3 * F * H}, DType::kBF16, 2, 0.05f);
     all = s.to_gpu(host);
+    CodeMemory of_gate_up, of_down;
+    if (use == WeightUse::kEightBitProduct) {
+      of_gate_up = take_code_memory(s.gpu, E, 2 * F, H, DType::kBF16);
+      of_down = take_code_memory(s.gpu, E, H, F, DType::kBF16);
+    }
     for (std::int64_t e = 0; e < E; ++e) {
-      weights.push_back(share_linear(s.gpu, all.slice(e * 3 * F * H, 2 * F * H).reshaped({2 * F, H}), {}, true));
+      const Tensor first = all.slice(e * 3 * F * H, 2 * F * H).reshaped({2 * F, H}), second = all.slice((e * 3 + 2) * F * H, F * H);
+      weights.push_back(share_linear(s.gpu, first, {}, true, use, of_gate_up.of(e, 2 * F)));
       gate_up.push_back(weights.back().get());
-      weights.push_back(share_linear(s.gpu, all.slice((e * 3 + 2) * F * H, F * H).reshaped({H, F}), {}, true));
+      weights.push_back(share_linear(s.gpu, second.reshaped({H, F}), {}, true, use, of_down.of(e, H)));
       down.push_back(weights.back().get());
     }
   }
 };
+/// Of experts as they are, and of those with products of 8-bit numbers.
+class CudaExpertProducts : public ::testing::TestWithParam<WeightUse> {};
+INSTANTIATE_TEST_SUITE_P(Uses, CudaExpertProducts, ::testing::Values(WeightUse::kMatrix, WeightUse::kEightBitProduct),
+                         [](const auto& test) { return test.param == WeightUse::kMatrix ? "Matrix" : "EightBitProduct"; });
 
 /// By the ops one after another, expert by expert.
 Tensor mixed_in_steps(Sides& s, const Experts& experts, const Tensor& x_TH, const Tensor& ids_TK, const Tensor& weights_TK,
@@ -67,7 +77,7 @@ Tensor mixed_in_steps(Sides& s, const Experts& experts, const Tensor& x_TH, cons
   return s.to_cpu(out);
 }
 
-TEST(CudaExperts, AMixtureIsItsOpsOneAfterAnother) {
+TEST_P(CudaExpertProducts, AMixtureIsItsOpsOneAfterAnother) {
   Sides s;
   if (cuda::properties_of(s.gpu).major != 9) GTEST_SKIP() << "kernels for compute capability 9.0";
   struct Case {
@@ -76,7 +86,7 @@ TEST(CudaExperts, AMixtureIsItsOpsOneAfterAnother) {
   std::string different;
   for (const auto& [E, K, H, F] : {Case{128, 8, 512, 256}, {8, 2, 1024, 512}, {6, 2, 64, 64}, {40, 3, 192, 320}, {1, 1, 128, 64}}) {
     if (is_watched() && E * H * F > 3'000'000) continue;
-    const Experts experts(s, E, H, F);
+    const Experts experts(s, E, H, F, GetParam());
     for (const std::int64_t T : {1, 2, 3, 8, 9, 33, 64, 200, 513, 2048}) {
       if (is_watched() && T > 33) continue;
       for (const bool is_skewed : {false, true}) {  // skewed: the first experts have most rows, the last ones none
@@ -95,7 +105,7 @@ TEST(CudaExperts, AMixtureIsItsOpsOneAfterAnother) {
   EXPECT_EQ(different, "");
 }
 
-TEST(CudaExperts, AMixtureOfExpertsWithBiasesIsItsOpsOneAfterAnother) {
+TEST_P(CudaExpertProducts, AMixtureOfExpertsWithBiasesIsItsOpsOneAfterAnother) {
   Sides s;
   if (cuda::properties_of(s.gpu).major != 9) GTEST_SKIP() << "kernels for compute capability 9.0";
   struct Case {
@@ -104,7 +114,7 @@ TEST(CudaExperts, AMixtureOfExpertsWithBiasesIsItsOpsOneAfterAnother) {
   std::string different;
   for (const auto& [E, K, H, F] : {Case{32, 4, 320, 192}, {6, 2, 64, 64}, {1, 1, 128, 64}}) {
     if (is_watched() && E > 6) continue;
-    const Experts experts(s, E, H, F);
+    const Experts experts(s, E, H, F, GetParam());
     const Tensor gate_up_V = s.to_gpu(s.random({E * 2 * F}, DType::kF32, 8)), down_V = s.to_gpu(s.random({E * H}, DType::kF32, 9));
     const BiasedExperts biased{.gate = {.alpha = 1.702f, .limit = 0.8f}, .gate_up_V = gate_up_V, .down_V = down_V};
     ExpertMatrices matrices = experts.matrices();
@@ -228,7 +238,7 @@ std::vector<std::int32_t> begins(const std::vector<std::int32_t>& counts) {
 }
 
 /// The grouped products have the bits of the library's where those have one order, and gradients depend on an expert's own rows alone.
-TEST(CudaExperts, GroupedProductsAreThoseOfEachExpert) {
+TEST_P(CudaExpertProducts, GroupedProductsAreThoseOfEachExpert) {
   Sides s;
   if (cuda::properties_of(s.gpu).major != 9) GTEST_SKIP() << "kernels for compute capability 9.0";
   struct Case {
@@ -244,7 +254,7 @@ TEST(CudaExperts, GroupedProductsAreThoseOfEachExpert) {
   for (const auto& [H, F, counts] : cases) {
     if (is_watched() && H > 128) continue;
     const auto E = static_cast<std::int64_t>(counts.size());
-    const Experts experts(s, E, H, F);
+    const Experts experts(s, E, H, F, GetParam());
     const std::vector<std::int32_t> begin = begins(counts);
     Tensor on_gpu = Tensor::empty(s.gpu_runtime, {E + 1}, DType::kI32);
     s.gpu_runtime->copy_from_host(on_gpu.data(), begin.data(), on_gpu.num_bytes());

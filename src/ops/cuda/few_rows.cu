@@ -183,16 +183,18 @@ std::optional<FewRowsTile> few_rows_tile(const Product& given, const cudaDeviceP
   return best;
 }
 
-std::optional<FewRowsTile> expert_rows_tile(const Product& p, const cudaDeviceProp& device, const RowsOfExperts& experts, int rows,
+std::optional<FewRowsTile> expert_rows_tile(const Product& given, const cudaDeviceProp& device, const RowsOfExperts& experts, int rows,
                                             bool swiglu) {
+  const Product p = as_pairs(given);
+  const Operands operands = given.in_dtype == DType::kU8 ? Operands::kCodes : Operands::kBf16;
   const int unit = swiglu ? 16 : 8;
   if (device.major != 9 || p.K % kBlock != 0 || p.N % unit != 0 || experts.rows_apart % 8 != 0) return std::nullopt;
   if (p.in_dtype != DType::kBF16 || p.out_dtype != DType::kBF16 || p.bias != nullptr) return std::nullopt;
   const int processors = device.multiProcessorCount;
   FewRowsTile tile{.rows = rows, .columns = kSpan};
   while (tile.columns > unit && experts.num_tiles * ceil_div(p.N, tile.columns) < processors) tile.columns -= unit;
-  tile.slots = slots_of(tile, p.K, kSharedBytes / 2);
-  if (tile.slots < 2) tile.slots = slots_of(tile, p.K, kSharedBytes);
+  tile.slots = slots_of(tile, p.K, kSharedBytes / 2, operands);
+  if (tile.slots < 2) tile.slots = slots_of(tile, p.K, kSharedBytes, operands);
   return tile;
 }
 
@@ -267,7 +269,7 @@ void few_rows_product(const OpContext& ctx, const Product& given, const FewRowsT
   if (operands == Operands::kCodes) {
     a.row_scales = p.a_factors;
     a.column_scales = p.b_factors;
-    return launch_code_rows(ctx, p, a, t.rows, fusion.swiglu);
+    return launch_code_rows(ctx, p, a, t.rows, fusion);
   }
   switch (t.rows) {
     case 8: return launch<8>(ctx, p, a, fusion, is_apart);

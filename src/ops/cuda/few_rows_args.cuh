@@ -68,7 +68,7 @@ struct FewRowsArgs {
   const std::uint16_t* code_factors;
   int code_slots, codes_at;  ///< slots of codes, and where they lie in shared memory; their barriers follow the others
   // Of Operands::kCodes.
-  const float *row_scales, *column_scales;  ///< [M], and one for each row of the weights
+  const float *row_scales, *column_scales;  ///< [M], and one for each row of the weights, of all experts' matrices
 };
 
 /// The rows of a block, and where its weights begin.
@@ -96,8 +96,8 @@ __host__ __device__ constexpr int computing_threads(int rows) { return rows >= 6
 CUtensorMap codes_map(const Product& p, int columns, int blocks, bool swiglu);
 /// Queues the product of weights that are codes, by tiles of so many rows up to kMaxEightBitRows; without adapters and experts.
 void launch_eight_bit_rows(const OpContext& ctx, const Product& p, const FewRowsArgs& a, int rows, bool swiglu);
-/// The same of codes on both sides; without a norm as well.
-void launch_code_rows(const OpContext& ctx, const Product& p, const FewRowsArgs& a, int rows, bool swiglu);
+/// The same of codes on both sides, perhaps of experts; without a norm as well.
+void launch_code_rows(const OpContext& ctx, const Product& p, const FewRowsArgs& a, int rows, const FewRowsFusion& fusion);
 
 #if PRL_HOPPER
 

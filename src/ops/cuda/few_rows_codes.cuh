@@ -72,28 +72,30 @@ __device__ __forceinline__ void sum_codes(const FewRowsArgs& a, unsigned char* s
 }
 
 /// The factors of a lane's results, which lie as LanePairs says: those of rows and of columns, each of which several results share.
-template <typename Tile, bool kSwiglu>
+template <typename Tile, bool kSwiglu, bool kOfExperts>
 struct ScalesOfThread {
   static constexpr int kPieces = Tile::kResults / 4;
   static constexpr int kAcross = 2 * kPieces;  ///< of the side whose pieces of 8 lie in registers one after the other
   float across[kAcross], down[2];
 
   /// Waits for earlier kernels, which make the factors of rows.
-  __device__ __forceinline__ ScalesOfThread(const FewRowsArgs& a, unsigned char* /*shared*/) {
+  __device__ __forceinline__ ScalesOfThread(const FewRowsArgs& a, const RowsOfBlock<kOfExperts>& of_block) {
     const int thread = static_cast<int>(threadIdx.x) % kGroup, lane = thread % kWarp, first = thread / kWarp * 16;
+    const float* column_scales = a.column_scales;
+    if constexpr (kOfExperts) column_scales += of_block.first_weight;
     const auto of_columns = [&](auto& to, int count, auto&& column) {
 #pragma unroll
       for (int i = 0; i < count; ++i) {
         const int c = column(i), own = a.columns / (kSwiglu ? 2 : 1);
         const int n = static_cast<int>(blockIdx.x) * own + (kSwiglu ? c / 16 * 8 + c % 8 : c);
         const bool is_up = kSwiglu && c / 8 % 2 != 0;
-        to[i] = c < a.columns && n < a.N ? __ldg(a.column_scales + n + (is_up ? a.N : 0)) : 0.0f;
+        to[i] = c < a.columns && n < a.N ? __ldg(column_scales + n + (is_up ? a.N : 0)) : 0.0f;
       }
     };
     const auto of_rows = [&](auto& to, int count, auto&& row) {
-      const int top = static_cast<int>(blockIdx.y) * Tile::kRows + static_cast<int>(threadIdx.x) / kGroup * Tile::kEach;
+      const int top = rows_begin<Tile::kRows>(of_block) + static_cast<int>(threadIdx.x) / kGroup * Tile::kEach;
 #pragma unroll
-      for (int i = 0; i < count; ++i) to[i] = top + row(i) < a.M ? __ldcg(a.row_scales + top + row(i)) : 0.0f;
+      for (int i = 0; i < count; ++i) to[i] = top + row(i) < rows_end(a, of_block) ? __ldcg(a.row_scales + top + row(i)) : 0.0f;
     };
     const auto at_across = [&](int i) { return i / 2 * 8 + 2 * (lane % 4) + i % 2; };
     const auto at_down = [&](int i) { return first + lane / 4 + 8 * i; };

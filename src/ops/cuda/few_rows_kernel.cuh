@@ -444,7 +444,7 @@ __global__ void __launch_bounds__(computing_threads(kRows) + copying_threads(kAd
   static_assert(!kNorm || !Tile::kHasRowsLeft);
   constexpr int kComputing = computing_threads(kRows);
   constexpr bool kHasAdapter = kAdapter != AdapterPlace::kNone, kIsApart = kAdapter == AdapterPlace::kApart;
-  static_assert(kOperands == Operands::kBf16 || (!kHasAdapter && !kOfExperts));
+  static_assert(kOperands == Operands::kBf16 || (!kHasAdapter && (kIsOfCodes || !kOfExperts)));
   static_assert(!kIsOfCodes || !kNorm);
   extern __shared__ __align__(1024) unsigned char shared[];
   auto* full = reinterpret_cast<std::uint64_t*>(shared + a.barriers_at);
@@ -486,13 +486,14 @@ __global__ void __launch_bounds__(computing_threads(kRows) + copying_threads(kAd
   using Adapter = AdapterOfThread<Tile, kSwiglu, kIsApart>;
   struct None {
     __device__ None(const FewRowsArgs&, unsigned char*) {}
+    __device__ None(const FewRowsArgs&, const RowsOfBlock<kOfExperts>&) {}
   };
   std::conditional_t<kHasAdapter, Adapter, None> adapter(a, shared + a.adapter_at);
   std::conditional_t<(Tile::kRows >= 32 && !std::is_same_v<T, float>), StagedStore<Tile, kSwiglu, kOfExperts>,
                      DirectStore<Tile, T, kSwiglu, kOfExperts>>
       store(a, rows);
   if constexpr (kNorm) norm_rows<Tile>(a, shared + a.rows_at);
-  std::conditional_t<kIsOfCodes, ScalesOfThread<Tile, kSwiglu>, None> scales(a, shared);
+  std::conditional_t<kIsOfCodes, ScalesOfThread<Tile, kSwiglu, kOfExperts>, None> scales(a, rows);
   if (a.residual != nullptr) {
     wait_for_previous();
     store.load_residual(a);

@@ -4,13 +4,15 @@
 #include "ops/cuda/bodies.hpp"
 #include "ops/cuda/device.cuh"
 #include "ops/cuda/hopper.cuh"
+#include "ops/cuda/input_codes.hpp"
 #include "ops/cuda/linear_weight.hpp"
 #include "ops/cuda/tensor_map.hpp"
 #include "ops/experts.hpp"
 
-// Products of groups of neighbouring rows, each with a matrix of its own (grouped GEMM), in bf16 for compute capability 9.0. Blocks stay
-// and take tile after tile of 128 x 256; one warp copies operands ahead, over the ends of tiles, and two warpgroups multiply. The sum of an
-// element is formed in steps of 16 in order, as the library's kernels without split-K do: a forward product has their bits.
+// Products of groups of neighbouring rows, each with a matrix of its own (grouped GEMM), in bf16, or of codes of 8 bits, for compute
+// capability 9.0. Blocks stay and take tile after tile of 128 x 256; one warp copies operands ahead, over the ends of tiles, and two
+// warpgroups multiply. The sum of an element is formed in steps of 16 in order, as the library's kernels without split-K do: a forward
+// product has their bits. Of codes too: of each 128 inputs, and those sums in fp32 (Product::a_factors).
 
 namespace prl::ops::cuda {
 namespace {
@@ -18,12 +20,13 @@ namespace {
 /// Which product, and what a group's rows are in it.
 enum class Grouped {
   kForward,  ///< out = x W^T: rows of out and of the left factor
+  kCodes,    ///< the same of codes, which are copied two by two as numbers of 16 bits
   kInput,    ///< out = dy W: the same
   kWeight,   ///< out = dy^T x: what the sum runs over
 };
 
 constexpr int kTileRows = 128, kTileColumns = 256;
-constexpr int kDepth = 64;  ///< of a step: a row of 128 bytes in shared memory
+constexpr int kDepth = 64;  ///< of a step: a row of 128 bytes in shared memory, which are 128 codes
 constexpr int kSlots = 4;
 constexpr int kLeftBytes = kTileRows * kDepth * 2, kSlotBytes = kLeftBytes + kTileColumns * kDepth * 2;
 constexpr int kGroupThreads = 128, kGroups = kTileRows / 64, kMultiplying = kGroups * kGroupThreads,
@@ -41,6 +44,8 @@ struct GroupedArgs {
   int num_matrices, rows_apart;  ///< of `right`, which groups take in turn, and from one to the next; not of kWeight
   int rows, columns, depth;      ///< of out and of the sum; what a group's rows are is not used
   bool accumulate;               ///< kWeight
+  // Of kCodes: those of rows, and of the rows of all matrices, which lie one behind another.
+  const float *row_factors, *column_factors;
 };
 
 struct SharedMemory {
@@ -103,7 +108,7 @@ __device__ __forceinline__ bool find_tile(const GroupedArgs& a, const SharedMemo
     if (p.group > 0) first_tile = s.tiles_end[p.group - 1];
     first_row = s.begin[p.group];
     p.end_row = s.begin[p.group + 1];
-    p.num_steps = a.depth / kDepth;
+    p.num_steps = (a.depth + kDepth - 1) / kDepth;
   }
   const int row_tiles = (p.end_row - first_row + kTileRows - 1) / kTileRows, within = tile - first_tile;
   p.row = first_row + within % row_tiles * kTileRows;
@@ -127,11 +132,16 @@ __device__ __forceinline__ void copy_tiles(const GroupedArgs& a, SharedMemory& s
         copy_box(right, &a.right, s.full + at.slot, 0, row, p.column / kDepth);
       } else {
         const int matrix_row = p.group % a.num_matrices * a.rows_apart;
-        copy_box(left, &a.left, s.full + at.slot, 0, p.row, step);
-        if constexpr (kKind == Grouped::kForward)
-          copy_box(right, &a.right, s.full + at.slot, 0, matrix_row + p.column, step);
-        else
-          copy_box(right, &a.right, s.full + at.slot, 0, matrix_row + step * kDepth, p.column / kDepth);
+        if constexpr (kKind == Grouped::kCodes) {
+          copy_box(left, &a.left, s.full + at.slot, step * kDepth, p.row, 0);
+          copy_box(right, &a.right, s.full + at.slot, step * kDepth, matrix_row + p.column, 0);
+        } else {
+          copy_box(left, &a.left, s.full + at.slot, 0, p.row, step);
+          if constexpr (kKind == Grouped::kForward)
+            copy_box(right, &a.right, s.full + at.slot, 0, matrix_row + p.column, step);
+          else
+            copy_box(right, &a.right, s.full + at.slot, 0, matrix_row + step * kDepth, p.column / kDepth);
+        }
       }
       at.advance();
     }
@@ -207,10 +217,50 @@ __device__ __forceinline__ void store_gradient(const GroupedArgs& a, SharedMemor
   }
 }
 
+/// Adds what a step's codes give to the sum: half of the columns at a time, so that registers hold what is being formed beside it.
+__device__ __forceinline__ void add_codes(float (&d)[128], std::uint64_t left, std::uint64_t right) {
+  constexpr std::uint32_t kHalfColumns = kTileColumns / 2 * 128 / 16;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float part[64];
+    pin(part);
+    products_begin();
+#pragma unroll
+    for (int k = 0; k < 128 / 32; ++k) {
+      const auto at = static_cast<std::uint32_t>(2 * k);
+      product_of_codes(part, left + at, right + static_cast<std::uint32_t>(half) * kHalfColumns + at, k);
+    }
+    products_commit();
+    products_wait<0>();
+    pin(part);
+#pragma unroll
+    for (int i = 0; i < 64; ++i) d[64 * half + i] += part[i];
+  }
+}
+/// Multiplies a warp's 16 rows, from `row` on, with the factors of both sides.
+__device__ __forceinline__ void apply_factors(const GroupedArgs& a, const TilePlace& p, float (&d)[128], int row) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  float of_rows[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int r = row + lane / 4 + 8 * half;
+    of_rows[half] = r < p.end_row ? a.row_factors[r] : 0.0f;
+  }
+  const float* const factors = a.column_factors + static_cast<std::int64_t>(p.group % a.num_matrices) * a.rows_apart;
+#pragma unroll
+  for (int j = 0; j < kTileColumns / 8; ++j) {
+    const int column = p.column + 8 * j + 2 * (lane % 4);
+    const float2 of_columns = column < a.columns ? *reinterpret_cast<const float2*>(factors + column) : float2{};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) d[4 * j + i] = d[4 * j + i] * (i % 2 == 0 ? of_columns.x : of_columns.y) * of_rows[i / 2];
+  }
+}
+
 template <Grouped kKind>
 __device__ __forceinline__ void multiply_tiles(const GroupedArgs& a, SharedMemory& s) {
   constexpr bool kIsWeight = kKind == Grouped::kWeight;
-  constexpr int kDown = kKind == Grouped::kForward ? 0 : 1, kLeftDown = kIsWeight ? 1 : 0;
+  constexpr bool kIsOfCodes = kKind == Grouped::kCodes;
+  constexpr int kDown = kKind == Grouped::kForward || kIsOfCodes ? 0 : 1, kLeftDown = kIsWeight ? 1 : 0;
   constexpr int kBlockBytes = kDepth * kDepth * 2;  ///< [64][64]
   const int warpgroup = static_cast<int>(threadIdx.x) / kGroupThreads, row_of_warp = static_cast<int>(threadIdx.x) / kWarp * 16;
   const std::uint32_t both = same_in_warp(shared_address(s.slots) + (static_cast<std::uint32_t>(warpgroup) << 20));
@@ -234,12 +284,16 @@ __device__ __forceinline__ void multiply_tiles(const GroupedArgs& a, SharedMemor
         const std::uint32_t slot = static_cast<std::uint32_t>(at.slot) * kSlotBytes;
         const std::uint64_t left = kIsWeight ? down_rows(left_begin + slot, kBlockBytes) : along_rows(left_begin + slot);
         const std::uint64_t right = kDown ? down_rows(begin + slot + kLeftBytes, kBlockBytes) : along_rows(begin + slot + kLeftBytes);
-        products_begin();
+        if constexpr (kIsOfCodes) {
+          add_codes(d, left, right);
+        } else {
+          products_begin();
 #pragma unroll
-        for (int k = 0; k < kDepth / 16; ++k)
-          product<kDown, kLeftDown>(d, left + static_cast<std::uint32_t>(k * (kLeftDown ? 128 : 2)),
-                                    right + static_cast<std::uint32_t>(k * (kDown ? 128 : 2)), 1);
-        products_commit();
+          for (int k = 0; k < kDepth / 16; ++k)
+            product<kDown, kLeftDown>(d, left + static_cast<std::uint32_t>(k * (kLeftDown ? 128 : 2)),
+                                      right + static_cast<std::uint32_t>(k * (kDown ? 128 : 2)), 1);
+          products_commit();
+        }
       }
       // The slot before this one is free once its products have been formed.
       if (step > 0) {
@@ -252,6 +306,7 @@ __device__ __forceinline__ void multiply_tiles(const GroupedArgs& a, SharedMemor
     products_wait<0>();
     pin(d);
     if (p.num_steps > 0) arrive_once_per_warp(s.empty + last);
+    if constexpr (kIsOfCodes) apply_factors(a, p, d, p.row + row_of_warp);
     if constexpr (kIsWeight)
       store_gradient(a, s, p, d, p.row + row_of_warp);
     else
@@ -299,7 +354,7 @@ void launch(const OpContext& ctx, const GroupedArgs& a, std::int64_t most_tiles)
 /// Whether rows can be copied in boxes and stored in pieces of 16 bytes.
 bool is_boxed(const ConstTensorView& rows) { return rows.dtype == DType::kBF16 && is_wide(rows) && rows.shape.num_cols() % kDepth == 0; }
 
-/// Matrices that groups of so many rows can be multiplied with.
+/// Matrices that groups of so many rows can be multiplied with, whose values those products read.
 std::optional<Stacked> grouped(const OpContext& ctx, std::span<const LinearWeight* const> weights, std::int64_t rows) {
   if (properties_of(ctx).major != 9 || static_cast<std::int64_t>(weights.size()) > kMaxExperts) return std::nullopt;
   const std::optional<Stacked> w = stacked(ctx, weights);
@@ -340,12 +395,49 @@ bool multiply_rows(OpContext& ctx, TensorView out, ConstTensorView left, std::sp
 }  // namespace
 
 bool can_group(const OpContext& ctx, std::span<const LinearWeight* const> weights, std::int64_t num_rows) {
+  if (weights[0]->rounds_inputs()) return weights[0]->num_outputs() % kDepth == 0 && stacked_codes(ctx, weights).has_value();
   const std::optional<Stacked> w = grouped(ctx, weights, num_rows);
-  return w && w->first->num_outputs() % kDepth == 0 && w->first->num_inputs() % kDepth == 0;
+  return w && !w->first->rounds_inputs() && w->first->num_outputs() % kDepth == 0 && w->first->num_inputs() % kDepth == 0;
+}
+
+bool grouped_codes(OpContext& ctx, TensorView out, const InputCodes& left, std::span<const LinearWeight* const> weights,
+                   ConstTensorView begin_P) {
+  const std::int64_t rows = out.shape.num_rows(), groups = begin_P.shape.num_elements() - 1;
+  const auto matrices = static_cast<std::int64_t>(weights.size());
+  const std::int64_t N = weights[0]->num_outputs(), K = weights[0]->num_inputs();
+  const std::optional<ProductCodes> codes = stacked_codes(ctx, weights);
+  if (!codes || !is_boxed(out) || groups > kMaxExperts || matrices > kMaxExperts) return false;
+  GroupedArgs a{};
+  a.left = whole_rows_map(left.codes, rows, K / 2, left.stride / 2, kTileRows);
+  a.right = whole_rows_map(codes->codes, matrices * N, K / 2, K / 2, kTileColumns);
+  a.row_factors = left.factors;
+  a.column_factors = codes->factors;
+  a.out = out.data;
+  a.begin = begin_P.as<std::int32_t>();
+  a.out_stride = out.row_stride;
+  a.num_groups = static_cast<int>(groups);
+  a.num_matrices = static_cast<int>(matrices);
+  a.rows_apart = static_cast<int>(N);
+  a.columns = static_cast<int>(N);
+  a.depth = static_cast<int>(K / 2);
+  launch<Grouped::kCodes>(ctx, a, (std::min(rows, groups) + rows / kTileRows) * ceil_div(N, kTileColumns));
+  return true;
 }
 
 bool grouped_linear(OpContext& ctx, TensorView y_RN, ConstTensorView x_RK, std::span<const LinearWeight* const> weights,
                     ConstTensorView begin_P) {
+  if (weights[0]->rounds_inputs()) {
+    if (!can_group(ctx, weights, x_RK.shape.num_rows())) return false;
+    InputCodes codes;
+    const auto carve = [&](void* memory) {
+      Carver c(memory);
+      codes = take_codes(c, x_RK.shape.num_rows(), x_RK.shape.num_cols());
+      return c.used();
+    };
+    (void)carve(ctx.workspace->require(carve(nullptr)));
+    inputs_to_codes(ctx, codes, x_RK);
+    return grouped_codes(ctx, y_RN, codes, weights, begin_P);
+  }
   return multiply_rows<Grouped::kForward>(ctx, y_RN, x_RK, weights, begin_P);
 }
 

@@ -25,10 +25,15 @@ struct Bench : GpuBench {
     const Tensor w = random({E, N * K}), x = random({R, K}), dy = random({R, N});
     Tensor y = Tensor::empty(runtime, {R, N}, DType::kBF16), dx = Tensor::empty(runtime, {R, K}, DType::kBF16),
            dw = Tensor::empty(runtime, {E, N * K}, DType::kF32);
+    const Tensor rounded = w.clone();
+    const CodeMemory memory = take_code_memory(ctx, E, N, K, DType::kBF16);
     std::vector<LinearWeightPtr> packed;
-    std::vector<const LinearWeight*> weights;
+    std::vector<const LinearWeight*> weights, eight;
     std::vector<TensorView> to;
     for (std::int64_t e = 0; e < E; ++e) {
+      packed.push_back(
+          share_linear(ctx, rounded.slice(e, 1).reshaped({N, K}), {}, true, WeightUse::kEightBitProduct, memory.of(e, N)));
+      eight.push_back(packed.back().get());
       packed.push_back(share_linear(ctx, w.slice(e, 1).reshaped({N, K}), {}, true));
       weights.push_back(packed.back().get());
       to.push_back(dw.slice(e, 1).view().reshaped({N, K}));
@@ -47,6 +52,11 @@ struct Bench : GpuBench {
         "forward", [&](int) { PRL_CHECK(grouped_linear(ctx, y, x, weights, begin_P), "refused"); },
         [&](int) {
           each([&](std::size_t e, auto first, auto count) { linear(ctx, y.slice(first, count), x.slice(first, count), *weights[e]); });
+        });
+    report(
+        "of 8 bits", [&](int) { PRL_CHECK(grouped_linear(ctx, y, x, eight, begin_P), "refused"); },
+        [&](int) {
+          each([&](std::size_t e, auto first, auto count) { linear(ctx, y.slice(first, count), x.slice(first, count), *eight[e]); });
         });
     report(
         "input gradient", [&](int) { PRL_CHECK(grouped_linear_backward_input(ctx, dx, dy, weights, begin_P), "refused"); },

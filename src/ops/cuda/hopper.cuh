@@ -331,6 +331,14 @@ __device__ __forceinline__ void product_of_codes(float (&d)[32], std::uint64_t a
       : "l"(a), "l"(b), "r"(accumulate));
 }
 
+__device__ __forceinline__ void product_of_codes(float (&d)[64], std::uint64_t a, std::uint64_t b, int accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" PRL_R64 "}, %64, %65, p, 1, 1;\n}"
+      : PRL_D32(d, 0), PRL_D32(d, 32)
+      : "l"(a), "l"(b), "r"(accumulate));
+}
+
 /// Of products whose left operand has the columns of the result, and the right its rows, d[i] and d[i + 1] are two rows of one column.
 /// Lanes whose columns are neighbours exchange halves, so that each has a pair that lies together in a row of the result.
 __device__ __forceinline__ std::uint32_t pair_of(float even_row, float odd_row, bool is_odd_column) {

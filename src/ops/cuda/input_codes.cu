@@ -20,15 +20,17 @@ struct InputArgs {
   InputCodes to;
   std::int64_t x_stride, values_stride;
   int cols;
+  const std::int32_t* rows = nullptr;  ///< of x, which become the first, second, ... row; or null: all of them
 };
 
 /// A block for each row. kKept: vectors of a thread, or 0 for any number of them, read twice.
 template <typename T, bool kWide, int kKept>
 __global__ void __launch_bounds__(kRowThreads) input_codes_kernel(const InputArgs<T> a) {
-  let_next_begin();
+  if (a.rows == nullptr) let_next_begin();
   wait_for_previous();
+  if (a.rows != nullptr) let_next_begin();
   const std::int64_t row = blockIdx.x;
-  const T* const x = a.x + row * a.x_stride;
+  const T* const x = a.x + (a.rows != nullptr ? a.rows[row] : row) * a.x_stride;
   const int num_vectors = (a.cols + kVec - 1) / kVec;
   float kept[kKept > 0 ? kKept : 1][kVec];
   std::uint32_t greatest = 0;
@@ -75,23 +77,33 @@ void launch(const OpContext& ctx, InputArgs<T> a, std::int64_t rows, bool is_wid
   kept <= kKeptVectors ? run.template operator()<true, kKeptVectors>() : run.template operator()<true, 0>();
 }
 
+/// Which rows of x, and how many.
+struct RowsToRound {
+  const std::int32_t* index = nullptr;  ///< or null: all of them
+  std::int64_t count;
+};
+
 template <typename T>
-void run_rows(const OpContext& ctx, ConstTensorView x, TensorView values, const InputCodes& to) {
-  InputArgs<T> a{x.as<T>(), values.as<T>(), to, x.row_stride, values.row_stride, static_cast<int>(x.shape.num_cols())};
+void run_rows(const OpContext& ctx, ConstTensorView x, TensorView values, const InputCodes& to, const RowsToRound& rows) {
+  InputArgs<T> a{x.as<T>(), values.as<T>(), to, x.row_stride, values.row_stride, static_cast<int>(x.shape.num_cols()), rows.index};
   const auto is_vector = [&](const void* data, std::int64_t stride) { return is_aligned(data, 16) && stride % kVec == 0; };
   const bool is_wide = a.cols % kVec == 0 && is_vector(a.x, a.x_stride) && (a.values == nullptr || is_vector(a.values, a.values_stride));
-  launch(ctx, a, x.shape.num_rows(), is_wide);
+  launch(ctx, a, rows.count, is_wide);
 }
 
 }  // namespace
 
 void inputs_to_codes(const OpContext& ctx, const InputCodes& to, ConstTensorView x_MK) {
+  rows_to_codes(ctx, to, x_MK, nullptr, x_MK.shape.num_rows());
+}
+
+void rows_to_codes(const OpContext& ctx, const InputCodes& to, ConstTensorView x_MK, const std::int32_t* rows_R, std::int64_t num_rows) {
   PRL_CHECK(x_MK.shape.num_cols() % 16 == 0 && to.stride % 16 == 0, "codes of rows of {}", x_MK.shape.num_cols());
-  with_type(x_MK.dtype, [&](auto t) { run_rows<decltype(t)>(ctx, x_MK, {}, to); });
+  with_type(x_MK.dtype, [&](auto t) { run_rows<decltype(t)>(ctx, x_MK, {}, to, {rows_R, num_rows}); });
 }
 
 void round_inputs(const OpContext& ctx, TensorView out_MK, ConstTensorView x_MK) {
-  with_type(x_MK.dtype, [&](auto t) { run_rows<decltype(t)>(ctx, x_MK, out_MK, {}); });
+  with_type(x_MK.dtype, [&](auto t) { run_rows<decltype(t)>(ctx, x_MK, out_MK, {}, {nullptr, x_MK.shape.num_rows()}); });
 }
 
 }  // namespace prl::ops::cuda

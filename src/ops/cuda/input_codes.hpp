@@ -13,8 +13,16 @@ struct InputCodes {
   std::int64_t stride = 0;
 };
 
+/// Memory for codes of rows of K, a multiple of 16; of a single row as of two, since it is read with the next.
+inline InputCodes take_codes(Carver& memory, std::int64_t num_rows, std::int64_t K) {
+  const std::int64_t rows = num_rows < 2 ? 2 : num_rows;
+  return {.codes = memory.take<unsigned char>(rows * K), .factors = memory.take<float>(rows), .stride = K};
+}
+
 /// x [M, K] in bf16 or fp32, K a multiple of 16, as codes. Waits for earlier kernels of recorded work.
 void inputs_to_codes(const OpContext& ctx, const InputCodes& to, ConstTensorView x_MK);
+/// The rows rows_R (int32) of x as codes. Lets the next kernel of recorded work begin only once earlier ones have ended.
+void rows_to_codes(const OpContext& ctx, const InputCodes& to, ConstTensorView x_MK, const std::int32_t* rows_R, std::int64_t num_rows);
 /// rms_norm(x, norm_K, eps) as codes, of rows of bf16 that are rounded so before; false, and nothing is done, for rows that the kernel of
 /// rms_norm does not keep in registers.
 bool norm_to_codes(OpContext& ctx, const InputCodes& to, ConstTensorView x_MK, ConstTensorView norm_K, float eps);

@@ -114,7 +114,12 @@ __global__ void __launch_bounds__(kRoundThreads) round_to_eight_bits_kernel(T* w
 
 }  // namespace
 
-DenseWeight::DenseWeight(OpContext& ctx, Tensor w, ConstTensorView bias, bool with_backward, WeightUse use)
+CodeMemory take_code_memory(OpContext& ctx, std::int64_t count, std::int64_t N, std::int64_t K, DType compute) {
+  if (eight_bit_product_bytes(N, K) == 0 || compute != DType::kBF16 || properties_of(ctx).major != 9) return {};
+  return {Tensor::empty(ctx.runtime, {count * N, K}, DType::kU8), Tensor::empty(ctx.runtime, {count * N}, DType::kF32)};
+}
+
+DenseWeight::DenseWeight(OpContext& ctx, Tensor w, ConstTensorView bias, bool with_backward, WeightUse use, const CodeMemory& memory)
     : w_NK(std::move(w)), is_eight_bit_(is_eight_bit(use)) {
   num_outputs_ = w_NK.shape().num_rows();
   num_inputs_ = w_NK.shape().num_cols();
@@ -125,10 +130,10 @@ DenseWeight::DenseWeight(OpContext& ctx, Tensor w, ConstTensorView bias, bool wi
   if (is_eight_bit_) {
     // Products with experts' matrices read the values.
     const bool has_codes = use == WeightUse::kEightBit && eight_bit_code_bytes(num_outputs_, num_inputs_) > 0;
-    const bool has_products = rounds_inputs_ && eight_bit_product_bytes(num_outputs_, num_inputs_) > 0;
-    if (has_products && dtype_ == DType::kBF16 && properties_of(ctx).major == 9) {
-      codes_ = Tensor::empty(ctx.runtime, {num_outputs_, num_inputs_}, DType::kU8);
-      factors_ = Tensor::empty(ctx.runtime, {num_outputs_}, DType::kF32);
+    if (rounds_inputs_) {
+      const CodeMemory own = memory.codes.defined() ? memory : cuda::take_code_memory(ctx, 1, num_outputs_, num_inputs_, dtype_);
+      codes_ = own.codes;
+      factors_ = own.factors;
     }
     if (has_codes && dtype_ == DType::kBF16 && properties_of(ctx).major == 9) {
       codes_ = Tensor::empty(ctx.runtime, {num_outputs_, num_inputs_}, DType::kU8);
@@ -213,6 +218,21 @@ std::optional<Stacked> stacked(const OpContext& ctx, std::span<const LinearWeigh
   return Stacked{&first, apart / row_bytes};
 }
 
+std::optional<ProductCodes> stacked_codes(const OpContext& ctx, std::span<const LinearWeight* const> weights) {
+  const DenseWeight& first = dense(ctx, *weights[0]);
+  const ProductCodes codes = first.product_codes();
+  const std::int64_t N = first.num_outputs(), K = first.num_inputs();
+  if (codes.codes == nullptr || !is_aligned(codes.codes, 16)) return std::nullopt;
+  for (std::size_t e = 0; e < weights.size(); ++e) {
+    const DenseWeight& w = dense(ctx, *weights[e]);
+    const auto i = static_cast<std::int64_t>(e);
+    if (w.has_bias() || w.num_outputs() != N || w.num_inputs() != K || w.product_codes().codes != codes.codes + i * N * K ||
+        w.product_codes().factors != codes.factors + i * N)
+      return std::nullopt;
+  }
+  return codes;
+}
+
 Product forward_product(const DenseWeight& w, const void* x, std::int64_t x_stride, std::int64_t M, std::int64_t first,
                         std::int64_t count) {
   Product p;
@@ -250,8 +270,9 @@ LinearWeightPtr pack_linear(OpContext& ctx, ConstTensorView w_NK, ConstTensorVie
   return std::make_shared<DenseWeight>(ctx, w, bias_N, with_backward, use);
 }
 
-LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView bias_N, bool with_backward, WeightUse use) {
-  return std::make_shared<DenseWeight>(ctx, w_NK, bias_N, with_backward, use);
+LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView bias_N, bool with_backward, WeightUse use,
+                             const CodeMemory& memory) {
+  return std::make_shared<DenseWeight>(ctx, w_NK, bias_N, with_backward, use, memory);
 }
 
 namespace {
@@ -263,12 +284,12 @@ struct RoundedInputs {
   float* sums = nullptr;  ///< [M, N] fp32, if wanted
 };
 RoundedInputs take_memory(OpContext& ctx, const DenseWeight& w, std::int64_t M, bool wants_sums) {
-  const std::int64_t K = w.num_inputs(), rows = std::max<std::int64_t>(M, 2);  // a single row of codes is read with the next
+  const std::int64_t K = w.num_inputs();
   RoundedInputs out;
   const auto carve = [&](void* memory) {
     Carver c(memory);
     if (w.product_codes().codes != nullptr) {
-      out.codes = {.codes = c.take<unsigned char>(rows * K), .factors = c.take<float>(rows), .stride = K};
+      out.codes = take_codes(c, M, K);
     } else if (w.rounds_inputs()) {
       out.values = c.take<char>(M * round_up(K, 8) * static_cast<std::int64_t>(size_of(w.dtype())));
     }

@@ -4,6 +4,7 @@
 #include <span>
 
 #include "ops/cuda/blas.hpp"
+#include "ops/cuda/input_codes.hpp"
 #include "ops/linear.hpp"
 
 namespace prl::ops::cuda {
@@ -19,7 +20,8 @@ struct ProductCodes {
 class DenseWeight final : public LinearWeight {
  public:
   /// Keeps `w`, which is in the compute dtype.
-  DenseWeight(OpContext& ctx, Tensor w, ConstTensorView bias_N, bool with_backward, WeightUse use = WeightUse::kMatrix);
+  DenseWeight(OpContext& ctx, Tensor w, ConstTensorView bias_N, bool with_backward, WeightUse use = WeightUse::kMatrix,
+              const CodeMemory& memory = {});
   std::size_t num_bytes() const noexcept override;
   void unpack_row(std::int64_t n, float* out_K) const override;
   void refill(OpContext& ctx, const Tensor& w, ConstTensorView bias) override;
@@ -47,8 +49,17 @@ struct Stacked {
 };
 std::optional<Stacked> stacked(const OpContext& ctx, std::span<const LinearWeight* const> weights);
 
+/// The codes of matrices that round their inputs, which are all alike, without biases, and lie one behind another; nothing if one has none.
+/// The codes are those of the first.
+std::optional<ProductCodes> stacked_codes(const OpContext& ctx, std::span<const LinearWeight* const> weights);
+
 /// Whether grouped_linear() takes so many rows of these matrices, which lie in aligned memory.
 bool can_group(const OpContext& ctx, std::span<const LinearWeight* const> weights, std::int64_t num_rows);
+
+/// The product of grouped_linear() of rows that are codes already, of weights that round their inputs; false, and nothing is done, unless
+/// can_group() and rows of out are 16-byte aligned.
+bool grouped_codes(OpContext& ctx, TensorView y_RN, const InputCodes& x_RK, std::span<const LinearWeight* const> weights,
+                   ConstTensorView begin_P);
 
 /// out[M, count] = x[M, K] W[first.., K]^T for outputs [first, first + count); no bias. The row-invariant product behind `linear`
 /// and the LM head.

@@ -66,6 +66,13 @@ CUtensorMap rows_map(const void* data, std::int64_t rows, std::int64_t K, std::i
                      {static_cast<std::uint32_t>(kBlock), static_cast<std::uint32_t>(box_rows), static_cast<std::uint32_t>(box_blocks)}});
 }
 
+CUtensorMap whole_rows_map(const void* data, std::int64_t rows, std::int64_t K, std::int64_t stride, int box_rows) {
+  const std::int64_t apart = rows == 1 ? K : stride;
+  return tensor_map(data, {{static_cast<std::uint64_t>(K), static_cast<std::uint64_t>(rows), 1},
+                           {apart, rows * apart},
+                           {64, static_cast<std::uint32_t>(box_rows), 1}});
+}
+
 CUtensorMap unswizzled_rows_map(const void* data, std::int64_t rows, int box_rows) {
   return make_map<3>(data, {{64, static_cast<std::uint64_t>(rows), 1}, {64, 64 * rows}, {64, static_cast<std::uint32_t>(box_rows), 1}},
                      CU_TENSOR_MAP_SWIZZLE_NONE);
