@@ -97,7 +97,7 @@ void open_logs(const std::filesystem::path& output_dir) {
 
 /// The engine gets its part of the plan, and the cache that fits.
 void share_with_engine(MemoryPlan& plan, config::InferenceConfig& inference, trainer::Policy& policy, const std::filesystem::path& run) {
-  add_engine(plan, inference, policy.config(), policy.options().compute);
+  add_engine(plan, inference, policy.config(), policy.options().compute, version_bytes(policy.options(), policy.config()));
   inference.kv.num_blocks = static_cast<int>(plan.num_kv_blocks);
   log::info("memory plan: {}", plan.to_string());
   keep_plan(plan, "rl", run);
@@ -141,9 +141,9 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   open_logs(config.output_dir);
   const trainer::GradientStepOptions training = step_options(config.trainer, runtime);
   const trainer::PolicyOptions options = policy_options(config.trainer, runtime);
-  const nn::ModelConfig model = nn::load_model_config(options.model);
+  const nn::ModelConfig model = trainer::model_config(options);
   PlannedPolicy planned = make_policy(runtime, options, training, config.trainer.model.seq_len,
-                                      is_planned(*runtime) ? least_engine_bytes(inference, model, options.compute) : 0);
+                                      is_planned(*runtime) ? least_engine_bytes(inference, model, options.compute, version_bytes(options, model)) : 0);
   trainer::Policy& policy = *planned.policy;
   std::optional<MemoryPlan>& plan = planned.plan;
   trainer::RlRunOptions run =

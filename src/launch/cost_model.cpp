@@ -362,14 +362,15 @@ DevicePlans device_plans(const StepLoad& load, const Card& card) {
   std::size_t others = 0;
   const bool shares_devices = load.sampling && load.sampling->num_engines == 0;
   try {
-    if (shares_devices) others = least_engine_bytes(inference_of(load), load.model, load.policy.compute);
+    const std::size_t of_version = version_bytes(load.policy, load.model);
+    if (shares_devices) others = least_engine_bytes(inference_of(load), load.model, load.policy.compute, of_version);
     plans.trainer = foretell_training(available, {load.model, load.policy, load.step, load.seq_len, others});
     if (!plans.trainer.fits()) {
       plans.missing = fmt::format("a device that trains needs {:.1f} GiB and has {:.1f}, of which {:.0f}% stay free",
                                   static_cast<double>(plans.trainer.total()) / kGiB, card.memory_bytes / kGiB, 100 * kMemoryReserve);
       return plans;
     }
-    if (shares_devices) add_engine(plans.trainer, inference_of(load), load.model, load.policy.compute);
+    if (shares_devices) add_engine(plans.trainer, inference_of(load), load.model, load.policy.compute, of_version);
     // Beside the version that is served one is on its way.
     if (load.sampling && !shares_devices) plans.engine = plan_engine(available, inference_of(load), load.model, load.policy.compute, 2);
     plans.fits = true;

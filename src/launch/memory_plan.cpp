@@ -55,6 +55,11 @@ std::size_t weight_bytes(const nn::ModelConfig& model, DType compute) {
   return model.eight_bits != nn::EightBits::kNone ? values + nn::eight_bit_code_bytes(*nn::make_tensor_table(model), compute) : values;
 }
 
+/// Of the weights of an engine's device, and of a version on its way.
+struct EngineWeights {
+  std::size_t served = 0, in_flight = 0;
+};
+
 std::string gib(std::size_t bytes) { return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / kGiB); }
 
 std::size_t usable(const MemoryPlan& plan) { return static_cast<std::size_t>(static_cast<double>(plan.available) * (1 - kMemoryReserve)); }
@@ -186,6 +191,7 @@ MemoryPlan foretell_training(std::size_t available, const TrainingShape& shape, 
   MemoryPlan plan;
   plan.available = available;
   plan.parts = {{"masters", bytes.masters}, {"gradients", bytes.gradients}, {"optimizer", bytes.optimizer}, {"weights", bytes.weights}};
+  if (bytes.widened > 0) plan.parts.emplace_back("values of codes", bytes.widened);
   if (shape.step.num_ranks > 1 && may_keep_logits) {
     // Each rank's new weights are gathered beside those that are computed with, and take their place then.
     const auto gathered = static_cast<std::size_t>(trainer::trained_tensors(shape.policy, shape.model)->num_trainable());
@@ -310,11 +316,15 @@ std::size_t draft_model_bytes(const config::InferenceConfig& inference, const nn
              .passes;
 }
 
-/// Of the weights, on each of the engine's devices.
-std::size_t engine_weight_bytes(const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute) {
-  if (inference.parallel.tp == 1) return weight_bytes(model, compute);
+EngineWeights engine_weights(const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute) {
   const nn::TensorTablePtr table = nn::make_tensor_table(model, {0, inference.parallel.tp});
-  return static_cast<std::size_t>(table->num_parameters()) * size_of(compute) + nn::eight_bit_code_bytes(*table, compute);
+  const std::size_t all = inference.parallel.tp == 1 ? weight_bytes(model, compute)
+                                                     : static_cast<std::size_t>(table->num_parameters()) * size_of(compute) +
+                                                           nn::eight_bit_code_bytes(*table, compute);
+  if (!nn::gpus_hold_codes_alone(model, compute)) return {all, all};
+  // What comes from a trainer's memory comes as values, which are dropped once there are codes.
+  const std::size_t alone = nn::codes_alone_bytes(*table, compute).weights;
+  return {alone, std::holds_alternative<config::NcclBroadcast>(inference.weight_broadcast) ? all : alone};
 }
 
 /// What the devices of an engine exchange: two gathered tensors.
@@ -357,15 +367,23 @@ void add_passes(MemoryPlan& plan, const config::InferenceConfig& inference, cons
 
 }  // namespace
 
-std::size_t least_engine_bytes(const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute) {
+std::size_t version_bytes(const trainer::PolicyOptions& policy, const nn::ModelConfig& model) {
+  if (!policy.lora) return weight_bytes(model, policy.compute);
+  const std::size_t size = std::max(size_of(policy.compute), size_of(policy.adapter_dtype.value_or(policy.compute)));
+  return static_cast<std::size_t>(trainer::trained_tensors(policy, model)->num_trainable()) * size;
+}
+
+std::size_t least_engine_bytes(const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute,
+                               std::size_t of_version) {
   const engine::EngineBytes needs = engine_bytes(inference, model, compute);
   const std::int64_t blocks = std::max<std::int64_t>(needs.blocks_per_sequence, inference.kv.num_blocks.value_or(0));
-  return kMoreVersions * weight_bytes(model, compute) + needs.passes + adapter_bytes(inference, model, compute) +
+  return kMoreVersions * of_version + needs.passes + adapter_bytes(inference, model, compute) +
          draft_model_bytes(inference, model, compute) + static_cast<std::size_t>(blocks) * needs.block;
 }
 
-void add_engine(MemoryPlan& plan, const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute) {
-  plan.parts.emplace_back("weights in flight", kMoreVersions * weight_bytes(model, compute));
+void add_engine(MemoryPlan& plan, const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute,
+                std::size_t of_version) {
+  plan.parts.emplace_back("weights in flight", kMoreVersions * of_version);
   add_passes(plan, inference, model, compute,
              "the cache must hold one sequence of inference.model.max_model_len tokens at least: lower that, seq_len or "
              "inference.kv.num_blocks");
@@ -384,8 +402,8 @@ MemoryPlan plan_engine(std::size_t available, const config::InferenceConfig& inf
                        int num_versions) {
   MemoryPlan plan;
   plan.available = available;
-  const std::size_t version = engine_weight_bytes(inference, model, compute);
-  plan.parts = {{"weights", version}, {"weights in flight", static_cast<std::size_t>(num_versions - 1) * version}};
+  const EngineWeights version = engine_weights(inference, model, compute);
+  plan.parts = {{"weights", version.served}, {"weights in flight", static_cast<std::size_t>(num_versions - 1) * version.in_flight}};
   if (inference.parallel.tp > 1 && std::holds_alternative<config::NcclBroadcast>(inference.weight_broadcast))
     if (const std::size_t whole = weight_bytes(model, compute); plan.total() + whole <= usable(plan) / 2)
       plan.parts.emplace_back(kReceivedWeights, whole);

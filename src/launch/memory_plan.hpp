@@ -84,10 +84,14 @@ PlannedPolicy make_policy(const std::shared_ptr<DeviceRuntime>& runtime, trainer
                           const trainer::GradientStepOptions& step, std::int64_t seq_len, std::size_t bytes_of_others = 0,
                           double kept_for_engines = 0);
 
-/// Minimum memory of an engine beside a trainer: its KV cache holds one sequence of full length.
-std::size_t least_engine_bytes(const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute);
+/// What each further version of a trainer's weights takes: all of them, or what is trained beside a base that all versions share.
+std::size_t version_bytes(const trainer::PolicyOptions& policy, const nn::ModelConfig& model);
+/// Minimum memory of an engine beside a trainer, whose versions take `of_version`: its KV cache holds one sequence of full length.
+std::size_t least_engine_bytes(const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute,
+                               std::size_t of_version);
 /// Adds what an engine beside the trainer needs and sets num_kv_blocks. Error{kOutOfMemory} if not one sequence of full length fits.
-void add_engine(MemoryPlan& plan, const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute);
+void add_engine(MemoryPlan& plan, const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute,
+                std::size_t of_version);
 
 /// What an engine without a trainer may take: what is free, and at most inference.gpu_memory_utilization of the device.
 std::size_t engine_share(const DeviceRuntime& runtime, const config::InferenceConfig& inference);

@@ -275,19 +275,55 @@ TEST_F(MemoryPlanTest, TheLeastOfAnEngineBesideATrainerIsWhatItsPlanAddsWhenLitt
   const nn::ModelConfig model = nn::load_model_config(folder_);
   config::InferenceConfig inference;
   inference.max_num_seqs = 4;
-  const std::size_t least = least_engine_bytes(inference, model, DType::kBF16);
+  const std::size_t of_version = version_bytes(policy_, model);
+  EXPECT_EQ(of_version, 2 * static_cast<std::size_t>(model.num_parameters()));
+  const std::size_t least = least_engine_bytes(inference, model, DType::kBF16, of_version);
   const auto added_with = [&](std::size_t left) {
     MemoryPlan plan;
     plan.available = static_cast<std::size_t>(static_cast<double>(left) / 0.98) + 8;  // a fiftieth is left to the driver
-    add_engine(plan, inference, model, DType::kBF16);
+    add_engine(plan, inference, model, DType::kBF16, of_version);
     return plan.total();
   };
   EXPECT_EQ(added_with(least), least);
   EXPECT_THROW((void)added_with(least - 64), Error);
   EXPECT_GT(added_with(2 * least), least) << "a cache for more sequences";
   inference.kv.num_blocks = 20;  // 16 hold one sequence
-  EXPECT_EQ(added_with(2 * least), least_engine_bytes(inference, model, DType::kBF16));
-  EXPECT_GT(least_engine_bytes(inference, model, DType::kBF16), least);
+  EXPECT_EQ(added_with(2 * least), least_engine_bytes(inference, model, DType::kBF16, of_version));
+  EXPECT_GT(least_engine_bytes(inference, model, DType::kBF16, of_version), least);
+}
+
+TEST_F(MemoryPlanTest, VersionsOfAnAdapterShareTheirBase) {
+  const nn::ModelConfig model = nn::load_model_config(folder_);
+  config::InferenceConfig inference;
+  inference.max_num_seqs = 4;
+  const std::size_t of_all = version_bytes(policy_, model);
+  policy_.lora.emplace().target_modules = {"q_proj", "v_proj"};
+  const std::size_t of_adapter = version_bytes(policy_, model);
+  EXPECT_GT(of_adapter, 0u);
+  EXPECT_LT(of_adapter, of_all);
+  EXPECT_EQ(least_engine_bytes(inference, model, DType::kBF16, of_all) - least_engine_bytes(inference, model, DType::kBF16, of_adapter),
+            2 * (of_all - of_adapter));
+}
+
+TEST_F(MemoryPlanTest, CodesOfProductsStandForTheirValues) {
+  nn::ModelConfig model = nn::load_model_config(folder_);
+  model.eight_bits = nn::EightBits::kProducts;
+  if (!nn::gpus_hold_codes_alone(model, DType::kBF16)) GTEST_SKIP() << "another GPU";
+  std::size_t of_codes = 0, of_values = 0;
+  for (const nn::TensorSpec& spec : nn::make_tensor_table(model)->tensors())
+    (spec.rounds_inputs ? of_codes : of_values) +=
+        static_cast<std::size_t>(spec.rounds_inputs ? spec.shape[0] * (spec.shape[1] + 4) : 2 * spec.num_elements());
+  ASSERT_GT(of_codes, 0u);
+  config::InferenceConfig inference;
+  inference.max_num_seqs = 4;
+  constexpr std::size_t kAvailable = std::size_t{1} << 33;
+  const MemoryPlan from_files = plan_engine(kAvailable, inference, model, DType::kBF16, 2);
+  EXPECT_EQ(from_files.part("weights"), of_codes + of_values);
+  EXPECT_EQ(from_files.part("weights in flight"), of_codes + of_values);
+  inference.weight_broadcast = config::NcclBroadcast{};
+  const MemoryPlan received = plan_engine(kAvailable, inference, model, DType::kBF16, 2);
+  EXPECT_EQ(received.part("weights"), of_codes + of_values);
+  EXPECT_EQ(received.part("weights in flight"), 2 * static_cast<std::size_t>(model.num_parameters()) + of_codes) << "values come first";
 }
 
 TEST_F(MemoryPlanTest, RefusesWithTheNumbersWhatCannotFit) {

@@ -76,43 +76,74 @@ inline void share_with_model(Weights& head, const Weights& model) {
   }
 }
 
-/// Makes blocks as parts of one array of all values in the compute dtype, of which the vectors are there.
-class Slicer {
+/// Memory for the codes of weights that round their inputs: of a layer's experts in one piece, so that they can be multiplied with together.
+class CodePlaces {
  public:
-  Slicer(ops::OpContext& ctx, const TensorTable& table, const Tensor& rounded, bool with_backward)
-      : ctx_(ctx), rounded_(rounded), with_backward_(with_backward) {
-    vectors_ = Tensor::empty(ctx_.runtime, {table.num_vector_elements()}, DType::kF32);
-    if (table.num_vector_elements() > 0) ops::cast(ctx_, vectors_, rounded_.slice(0, table.num_vector_elements()));
-    make_code_memory(table);
-  }
-  Tensor vector(const BlockSpec& block) const { return part(vectors_, block); }
-  /// Where everything else is packed anew, a part of the array would keep all of it alive.
-  Tensor table(const BlockSpec& block) const { return ops::shares_weights(ctx_) ? part(rounded_, block) : part(rounded_, block).clone(); }
-  ops::LinearWeightPtr matrix(const BlockSpec& block, ConstTensorView bias) const {
-    const auto found = block.expert < 0 ? codes_.end() : codes_.find({block.kind, block.layer});
-    return ops::share_linear(ctx_, part(rounded_, block), bias, with_backward_, use_of(block),
-                             found == codes_.end() ? ops::CodeMemory{} : found->second.of(block.expert, block.shape[0]));
-  }
-
- private:
-  /// Of a layer's experts, so that they can be multiplied with together.
-  void make_code_memory(const TensorTable& table) {
+  CodePlaces() = default;
+  /// `codes_alone`: weights keep no values beside their codes (ops::CodeMemory).
+  CodePlaces(ops::OpContext& ctx, const TensorTable& table, DType compute, bool codes_alone)
+      : ctx_(&ctx), compute_(compute), codes_alone_(codes_alone) {
     std::map<std::pair<Block, std::int64_t>, std::int64_t> num_experts;
     for (const BlockSpec& block : table.blocks())
       if (block.is_matrix() && block.rounds_inputs && block.expert >= 0)
         num_experts[{block.kind, block.layer}] = std::max(num_experts[{block.kind, block.layer}], block.expert + 1);
     for (const auto& [of, count] : num_experts) {
       const Shape shape = table.blocks()[table.find(of.first, of.second, 0)].shape;
-      codes_.emplace(of, ops::take_code_memory(ctx_, count, shape[0], shape[1], rounded_.dtype()));
+      of_experts_.emplace(of, taken(count, shape));
     }
   }
+  /// Undefined for weights that take what they want.
+  ops::CodeMemory of(const BlockSpec& block) const {
+    if (ctx_ == nullptr || !block.rounds_inputs) return {};
+    if (const auto found = of_experts_.find({block.kind, block.layer}); block.expert >= 0 && found != of_experts_.end())
+      return found->second.of(block.expert, block.shape[0]);
+    return codes_alone_ ? taken(1, block.shape) : ops::CodeMemory{};
+  }
+
+ private:
+  ops::CodeMemory taken(std::int64_t count, const Shape& shape) const {
+    ops::CodeMemory memory = ops::take_code_memory(*ctx_, count, shape[0], shape[1], compute_);
+    memory.is_alone = codes_alone_ && memory.codes.defined();
+    return memory;
+  }
+  ops::OpContext* ctx_ = nullptr;
+  DType compute_ = DType::kF32;
+  bool codes_alone_ = false;
+  std::map<std::pair<Block, std::int64_t>, ops::CodeMemory> of_experts_;  ///< by kind and layer
+};
+
+/// Makes blocks from one array of all values in the compute dtype, of which the vectors are there: as parts of it, or, with `codes_alone`,
+/// so that it is not wanted any more.
+class Slicer {
+ public:
+  Slicer(ops::OpContext& ctx, const TensorTable& table, const Tensor& rounded, bool with_backward, bool codes_alone = false)
+      : ctx_(ctx),
+        rounded_(rounded),
+        with_backward_(with_backward),
+        codes_alone_(codes_alone),
+        codes_(ctx, table, rounded.dtype(), codes_alone) {
+    vectors_ = Tensor::empty(ctx_.runtime, {table.num_vector_elements()}, DType::kF32);
+    if (table.num_vector_elements() > 0) ops::cast(ctx_, vectors_, rounded_.slice(0, table.num_vector_elements()));
+  }
+  Tensor vector(const BlockSpec& block) const { return part(vectors_, block); }
+  /// Where everything else is packed anew, a part of the array would keep all of it alive.
+  Tensor table(const BlockSpec& block) const {
+    return ops::shares_weights(ctx_) && !codes_alone_ ? part(rounded_, block) : part(rounded_, block).clone();
+  }
+  ops::LinearWeightPtr matrix(const BlockSpec& block, ConstTensorView bias) const {
+    const ops::CodeMemory memory = codes_.of(block);
+    const Tensor values = codes_alone_ && !memory.is_alone ? part(rounded_, block).clone() : part(rounded_, block);
+    return ops::share_linear(ctx_, values, bias, with_backward_, use_of(block), memory);
+  }
+
+ private:
   static Tensor part(const Tensor& from, const BlockSpec& block) {
     return from.slice(block.offset, block.shape.num_elements()).reshaped(block.shape);
   }
   ops::OpContext& ctx_;
   Tensor rounded_, vectors_;
-  std::map<std::pair<Block, std::int64_t>, ops::CodeMemory> codes_;  ///< by kind and layer
-  bool with_backward_;
+  bool with_backward_, codes_alone_;
+  CodePlaces codes_;
 };
 
 }  // namespace prl::nn

@@ -5,6 +5,8 @@
 #include <bit>
 #include <cstring>
 #include <future>
+#include <map>
+#include <tuple>
 
 #include "base/error.hpp"
 #include "io/finite.hpp"
@@ -98,6 +100,30 @@ std::size_t eight_bit_code_bytes(const TensorTable& table, DType compute) {
     else if (compute == DType::kBF16 && block.is_matrix() && use_of(block) == ops::WeightUse::kEightBit)
       bytes += ops::eight_bit_code_bytes(block.shape[0], block.shape[1]);
   return static_cast<std::size_t>(bytes);
+}
+
+CodesAloneBytes codes_alone_bytes(const TensorTable& table, DType compute) {
+  CodesAloneBytes bytes;
+  std::map<std::tuple<Block, std::int64_t, std::int64_t>, std::size_t> together;  // matrices that are multiplied with at a time
+  for (const BlockSpec& block : table.blocks()) {
+    const std::size_t of_values = static_cast<std::size_t>(block.shape.num_elements()) * size_of(compute);
+    const std::int64_t of_codes =
+        compute == DType::kBF16 && block.is_matrix() && block.rounds_inputs ? ops::eight_bit_product_bytes(block.shape[0], block.shape[1]) : 0;
+    bytes.weights += of_codes > 0 ? static_cast<std::size_t>(of_codes) : of_values;
+    if (of_codes > 0)
+      bytes.widened = std::max(bytes.widened, together[{block.kind, block.layer, block.expert < 0 ? -1 : 0}] += of_values);
+  }
+  return bytes;
+}
+
+bool holds_codes_alone(ops::OpContext& ctx, const ModelConfig& config, DType compute) {
+  // Asked for a small matrix: which of the others have codes is a matter of their shapes.
+  return config.eight_bits == EightBits::kProducts && ops::take_code_memory(ctx, 1, 16, 16, compute).codes.defined();
+}
+
+bool gpus_hold_codes_alone(const ModelConfig& config, DType compute) {
+  return config.eight_bits == EightBits::kProducts && compute == DType::kBF16 &&
+         std::ranges::all_of(list_cuda_devices().devices, [](const CudaDeviceInfo& gpu) { return gpu.compute_major == 9; });
 }
 
 WeightsPtr make_weights(ops::OpContext& ctx, const Parameters& parameters, DType compute, PolicyVersion version, bool with_backward,
@@ -199,6 +225,13 @@ void check_finite_values(ops::OpContext& ctx, const TensorTable& table, const Te
 
 namespace {
 
+/// All blocks of weights without gradients from `values` on their device, which become their memory where weights share it.
+void fill_flat(Weights& weights, ops::OpContext& ctx, const Tensor& values) {
+  const bool codes_alone = holds_codes_alone(ctx, weights.config, weights.compute);
+  fill_weights(weights, ctx, /*with_backward=*/false, Slicer(ctx, *weights.table, values, /*with_backward=*/false, codes_alone));
+  if (ops::shares_weights(ctx) && !codes_alone) weights.flat = values;
+}
+
 /// What makes one device's part of new weights, as the successor of its part of the former ones.
 using MakePart = std::function<std::shared_ptr<Weights>(ops::OpContext& ctx, Shard shard, const WeightsPtr& previous)>;
 
@@ -249,8 +282,7 @@ WeightsPtr load_shared_weights(std::span<ops::OpContext* const> devices, const M
     }
     if (holder.kind != DeviceKind::kCpu) ctx.runtime->synchronize();  // the values may be freed when this returns
     check_finite_values(ctx, *part->table, own);
-    fill_weights(*part, ctx, /*with_backward=*/false, Slicer(ctx, *part->table, own, /*with_backward=*/false));
-    if (ops::shares_weights(ctx)) part->flat = own;
+    fill_flat(*part, ctx, own);
     return part;
   });
 }
@@ -268,8 +300,7 @@ WeightsPtr load_flat_weights(ops::OpContext& ctx, const ModelConfig& config, con
     PRL_CHECK(device == ctx.runtime->device(), "weights on {} for {}", to_string(device), to_string(ctx.runtime->device()));
   }
   check_finite_values(ctx, *weights->table, on_device);
-  fill_weights(*weights, ctx, /*with_backward=*/false, Slicer(ctx, *weights->table, on_device, /*with_backward=*/false));
-  if (ops::shares_weights(ctx)) weights->flat = on_device;
+  fill_flat(*weights, ctx, on_device);
   return weights;
 }
 
@@ -289,8 +320,14 @@ namespace {
 class StoredReader {
  public:
   /// `stored`: one per tensor of `table`, which may hold a part of its rows.
-  StoredReader(ops::OpContext& ctx, const TensorTable& table, std::span<const StoredTensor> stored, DType compute, bool with_backward)
-      : ctx_(ctx), tensors_(table.tensors()), stored_(stored), compute_(compute), with_backward_(with_backward) {}
+  StoredReader(ops::OpContext& ctx, const TensorTable& table, std::span<const StoredTensor> stored, DType compute, bool with_backward,
+               CodePlaces codes = {})
+      : ctx_(ctx),
+        tensors_(table.tensors()),
+        stored_(stored),
+        compute_(compute),
+        with_backward_(with_backward),
+        codes_(std::move(codes)) {}
 
   Tensor vector(const BlockSpec& block) const {
     const Tensor raw = Tensor::empty(ctx_.runtime, block.shape, DType::kF32);
@@ -316,7 +353,7 @@ class StoredReader {
     return out;
   }
   ops::LinearWeightPtr matrix(const BlockSpec& block, ConstTensorView bias) const {
-    return ops::share_linear(ctx_, table(block), bias, with_backward_, use_of(block));
+    return ops::share_linear(ctx_, table(block), bias, with_backward_, use_of(block), codes_.of(block));
   }
 
  private:
@@ -387,6 +424,7 @@ class StoredReader {
   std::span<const StoredTensor> stored_;
   DType compute_;
   bool with_backward_;
+  CodePlaces codes_;
 };
 
 /// A folder's tensors as the table of the whole model lists them.
@@ -398,10 +436,12 @@ struct StoredModel {
 };
 
 std::shared_ptr<Weights> read_weights(ops::OpContext& ctx, const ModelConfig& config, const StoredModel& stored, Shard shard, DType compute,
-                                      PolicyVersion version, const WeightsPtr& previous, bool with_backward) {
+                                      PolicyVersion version, const WeightsPtr& previous, bool with_backward, bool keeps_values) {
   std::shared_ptr<Weights> weights = start_weights(ctx, config, make_tensor_table(config, shard), compute, version, previous);
-  const StoredReader reader(ctx, *weights->table, stored.tensors, compute, with_backward);
-  if (ops::shares_weights(ctx)) {  // in one array, as every later version has them
+  const bool codes_alone = !keeps_values && holds_codes_alone(ctx, config, compute);
+  const StoredReader reader(ctx, *weights->table, stored.tensors, compute, with_backward,
+                            codes_alone ? CodePlaces(ctx, *weights->table, compute, true) : CodePlaces());
+  if (ops::shares_weights(ctx) && !codes_alone) {  // in one array, as every later version has them
     weights->flat = Tensor::empty(ctx.runtime, {weights->table->num_master_elements()}, compute);
     reader.fill_all(weights->flat, *weights->table);
     fill_weights(*weights, ctx, with_backward, Slicer(ctx, *weights->table, weights->flat, with_backward));
@@ -414,8 +454,9 @@ std::shared_ptr<Weights> read_weights(ops::OpContext& ctx, const ModelConfig& co
 }  // namespace
 
 WeightsPtr load_weights(ops::OpContext& ctx, const ModelConfig& config, const std::filesystem::path& folder, DType compute,
-                        PolicyVersion version, const WeightsPtr& previous, bool with_backward) {
-  std::shared_ptr<Weights> weights = read_weights(ctx, config, StoredModel(folder, config), {}, compute, version, previous, with_backward);
+                        PolicyVersion version, const WeightsPtr& previous, bool with_backward, bool keeps_values) {
+  std::shared_ptr<Weights> weights =
+      read_weights(ctx, config, StoredModel(folder, config), {}, compute, version, previous, with_backward, keeps_values);
   // A trainer that takes images loads it beside the weights (VisionTower::load).
   if (config.vision && !with_backward)
     if (VisionTowerPtr tower = VisionTower::load(ctx, *config.vision, folder, compute)) weights->vision = std::move(tower);
@@ -427,7 +468,7 @@ WeightsPtr load_shared_weights(std::span<ops::OpContext* const> devices, const M
   check_shards(config, static_cast<int>(devices.size()));
   const StoredModel stored(folder, config);
   return make_parts(devices, config, previous, [&](ops::OpContext& ctx, Shard shard, const WeightsPtr& former) {
-    return read_weights(ctx, config, stored, shard, compute, version, former, /*with_backward=*/false);
+    return read_weights(ctx, config, stored, shard, compute, version, former, /*with_backward=*/false, /*keeps_values=*/false);
   });
 }
 

@@ -89,10 +89,15 @@ struct Weights {
 /// ops::shares_weights().
 WeightsPtr make_weights(ops::OpContext& ctx, const Parameters& parameters, DType compute, PolicyVersion version, bool with_backward,
                         const WeightsPtr& previous, const Tensor& rounded = {});
+/// Whether loaded weights keep codes of 8 bits in place of the values of matrices: where EightBits::kProducts is computed with such codes.
+bool holds_codes_alone(ops::OpContext& ctx, const ModelConfig& config, DType compute);
+/// The same of this machine's GPUs, for plans; on a machine without one, of an H100.
+bool gpus_hold_codes_alone(const ModelConfig& config, DType compute);
 /// The same from a Hugging Face folder; checks names and shapes against `config`. Without `with_backward` for servers, which get the
-/// vision tower too if `config` has one: that of the folder, or of `previous` if the folder has none.
+/// vision tower too if `config` has one: that of the folder, or of `previous` if the folder has none. `keeps_values`: beside codes, for a
+/// trainer whose next weights have them.
 WeightsPtr load_weights(ops::OpContext& ctx, const ModelConfig& config, const std::filesystem::path& folder, DType compute,
-                        PolicyVersion version, const WeightsPtr& previous, bool with_backward = false);
+                        PolicyVersion version, const WeightsPtr& previous, bool with_backward = false, bool keeps_values = false);
 /// Without gradients, for devices that share the layers, one context for each (see check_shards()): weights of the first, which hold those
 /// of the others. As load_weights() for one.
 WeightsPtr load_shared_weights(std::span<ops::OpContext* const> devices, const ModelConfig& config, const std::filesystem::path& folder,
@@ -105,14 +110,20 @@ WeightsPtr adapt_weights(ops::OpContext& ctx, const Parameters& parameters, cons
 
 /// What a GPU keeps beside the values of weights of 8 bits, at most.
 std::size_t eight_bit_code_bytes(const TensorTable& table, DType compute);
+/// Of weights that hold codes alone, all of them, and of the values of the largest matrix or layer of experts, which a backward pass makes
+/// from codes.
+struct CodesAloneBytes {
+  std::size_t weights = 0, widened = 0;
+};
+CodesAloneBytes codes_alone_bytes(const TensorTable& table, DType compute);
 
 /// All masters rounded to `compute`, in one array in host memory: what load_flat_weights() makes weights from. [num_master_elements]
 Tensor flat_values(ops::OpContext& ctx, const Parameters& parameters, DType compute);
 /// The same from weights without an adapter: their own array where they have one, on their device; else in host memory, row by row.
 Tensor flat_values(const WeightsPtr& weights);
 /// Weights without gradients from flat_values() of a model of the same `config`; bit for bit those that make_weights() makes. `values` in
-/// host memory or on the context's device, where they become the memory of the weights if ops::shares_weights(); what is enqueued to fill
-/// them comes before. Error{kShape} if `values` has another length; {kCorrupt} naming the tensor that holds NaN or infinity.
+/// host memory or on the context's device, where they become the memory of the weights if ops::shares_weights(), unless those hold codes alone;
+/// what is enqueued to fill them comes before. Error{kShape} if `values` has another length; {kCorrupt} naming the tensor that holds NaN or infinity.
 WeightsPtr load_flat_weights(ops::OpContext& ctx, const ModelConfig& config, const Tensor& values, PolicyVersion version,
                              const WeightsPtr& previous);
 /// The same for devices that share the layers; `values` in host memory or on the first of them, where all of it has been written.

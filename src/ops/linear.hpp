@@ -56,9 +56,11 @@ constexpr bool is_eight_bit(WeightUse use) noexcept {
 /// another; undefined where it keeps nothing.
 struct CodeMemory {
   Tensor codes, factors;  ///< kU8 [count * N, K], fp32 [count * N]
+  /// The weight keeps no values beside them: whatever wants those gets them from the codes, the same bits. For weights that are not refilled.
+  bool is_alone = false;
   /// That of matrix `i` of [N, K].
   CodeMemory of(std::int64_t i, std::int64_t N) const {
-    return codes.defined() ? CodeMemory{codes.slice(i * N, N), factors.slice(i * N, N)} : CodeMemory{};
+    return codes.defined() ? CodeMemory{codes.slice(i * N, N), factors.slice(i * N, N), is_alone} : CodeMemory{};
   }
 };
 /// For `count` matrices [N, K] that are multiplied with in `compute`.

@@ -81,7 +81,13 @@ TrainingBytes training_bytes(const nn::ModelConfig& model, const PolicyOptions& 
   }
   const std::int64_t num_packed = model.num_parameters() + (policy.lora ? table->num_trainable() : 0);
   bytes.weights = static_cast<std::size_t>(num_packed) * size_of(policy.compute);
-  if (model.eight_bits != nn::EightBits::kNone) bytes.weights += nn::eight_bit_code_bytes(*nn::make_tensor_table(model), policy.compute);
+  if (policy.lora && !policy.random_init && nn::gpus_hold_codes_alone(model, policy.compute)) {
+    const nn::CodesAloneBytes base = nn::codes_alone_bytes(*nn::make_tensor_table(model), policy.compute);
+    bytes.weights = base.weights + static_cast<std::size_t>(table->num_trainable()) * size_of(policy.compute);
+    bytes.widened = base.widened;
+  } else if (model.eight_bits != nn::EightBits::kNone) {
+    bytes.weights += nn::eight_bit_code_bytes(*nn::make_tensor_table(model), policy.compute);
+  }
   if (policy.gathers_layers && num_shards > 1) bytes.weights = layered_bytes(*table, plan, policy.compute, divides_experts);
   bytes.optimizer = is_in_host ? visit_bytes_of(step.optim, optimizer, *table) : state;
   bytes.host_optimizer = is_in_host ? state : 0;

@@ -196,7 +196,8 @@ nn::WeightsPtr Policy::initial_weights() {
   const PolicyVersion start{0};
   nn::WeightsPtr weights;
   if (!options_.random_init) {
-    weights = nn::load_weights(context(), config(), options_.model, options_.compute, start, nullptr, true);
+    weights = nn::load_weights(context(), config(), options_.model, options_.compute, start, nullptr, /*with_backward=*/true,
+                               /*keeps_values=*/!options_.lora);
   } else {
     nn::Parameters all(runtime_, config());
     all.init_random(options_.seed);

@@ -355,13 +355,30 @@ void launch(const OpContext& ctx, const GroupedArgs& a, std::int64_t most_tiles)
 bool is_boxed(const ConstTensorView& rows) { return rows.dtype == DType::kBF16 && is_wide(rows) && rows.shape.num_cols() % kDepth == 0; }
 
 /// Matrices that groups of so many rows can be multiplied with, whose values those products read.
-std::optional<Stacked> grouped(const OpContext& ctx, std::span<const LinearWeight* const> weights, std::int64_t rows) {
+struct GroupedValues {
+  const DenseWeight* first = nullptr;
+  const void* data = nullptr;  ///< or null: they are to be widened from `codes`
+  std::int64_t rows_apart = 0;
+  ProductCodes codes;
+};
+std::optional<GroupedValues> grouped(const OpContext& ctx, std::span<const LinearWeight* const> weights, std::int64_t rows) {
   if (properties_of(ctx).major != 9 || static_cast<std::int64_t>(weights.size()) > kMaxExperts) return std::nullopt;
-  const std::optional<Stacked> w = stacked(ctx, weights);
-  if (!w || w->first->dtype() != DType::kBF16) return std::nullopt;
-  Product p = forward_product(*w->first, nullptr, w->first->num_inputs(), rows, 0, w->first->num_outputs());
+  const DenseWeight& first = dense(ctx, *weights[0]);
+  GroupedValues found{.first = &first, .rows_apart = first.num_outputs()};
+  if (first.has_values()) {
+    const std::optional<Stacked> w = stacked(ctx, weights);
+    if (!w) return std::nullopt;
+    found.data = first.w_NK.data();
+    found.rows_apart = w->rows_apart;
+  } else {
+    const std::optional<ProductCodes> codes = stacked_codes(ctx, weights);
+    if (!codes) return std::nullopt;
+    found.codes = *codes;
+  }
+  if (first.dtype() != DType::kBF16) return std::nullopt;
+  Product p = forward_product(first, nullptr, first.num_inputs(), rows, 0, first.num_outputs());
   p.out_dtype = DType::kBF16;
-  return has_librarys_bits(ctx, p) ? w : std::nullopt;
+  return has_librarys_bits(ctx, p) ? std::optional(found) : std::nullopt;
 }
 
 /// out = left W^T or left W, whose rows are those of groups.
@@ -371,14 +388,19 @@ bool multiply_rows(OpContext& ctx, TensorView out, ConstTensorView left, std::sp
   const std::int64_t rows = left.shape.num_rows(), groups = begin_P.shape.num_elements() - 1;
   const auto matrices = static_cast<std::int64_t>(weights.size());
   if (!is_boxed(out) || !is_boxed(left) || groups > kMaxExperts) return false;
-  const std::optional<Stacked> w = grouped(ctx, weights, rows);
+  std::optional<GroupedValues> w = grouped(ctx, weights, rows);
   if (!w) return false;
   const std::int64_t N = w->first->num_outputs(), K = w->first->num_inputs();
+  if (w->data == nullptr) {
+    void* const values = ctx.workspace->require(static_cast<std::size_t>(matrices * N * K) * sizeof(std::uint16_t));
+    widen_codes(ctx, values, w->codes, matrices * N, K);
+    w->data = values;
+  }
   GroupedArgs a{};
   a.left = rows_map(left.data, rows, left.shape.num_cols(), left.row_stride, kTileRows, 1);
   const std::int64_t all_rows = N + (matrices - 1) * w->rows_apart;
-  a.right = kKind == Grouped::kForward ? rows_map(w->first->w_NK.data(), all_rows, K, K, kTileColumns, 1)
-                                       : rows_map(w->first->w_NK.data(), all_rows, K, K, kDepth, kTileColumns / kDepth);
+  a.right = kKind == Grouped::kForward ? rows_map(w->data, all_rows, K, K, kTileColumns, 1)
+                                       : rows_map(w->data, all_rows, K, K, kDepth, kTileColumns / kDepth);
   a.out = out.data;
   a.begin = begin_P.as<std::int32_t>();
   a.out_stride = out.row_stride;
@@ -396,7 +418,7 @@ bool multiply_rows(OpContext& ctx, TensorView out, ConstTensorView left, std::sp
 
 bool can_group(const OpContext& ctx, std::span<const LinearWeight* const> weights, std::int64_t num_rows) {
   if (weights[0]->rounds_inputs()) return weights[0]->num_outputs() % kDepth == 0 && stacked_codes(ctx, weights).has_value();
-  const std::optional<Stacked> w = grouped(ctx, weights, num_rows);
+  const std::optional<GroupedValues> w = grouped(ctx, weights, num_rows);
   return w && !w->first->rounds_inputs() && w->first->num_outputs() % kDepth == 0 && w->first->num_inputs() % kDepth == 0;
 }
 

@@ -52,34 +52,68 @@ __global__ void __launch_bounds__(kHashBlock) hash_elements_kernel(Word* total, 
 
 }  // namespace
 
+namespace {
+
+/// Adds rows of `cols` values, the first of which has number `first_number` in its tensor.
+void add_rows_hash(const OpContext& ctx, Word* total, const void* data, DType dtype, std::int64_t rows, std::int64_t cols,
+                   std::int64_t first_number, DType as) {
+  const std::int64_t row_bytes = cols * static_cast<std::int64_t>(size_of(dtype));
+  const std::int64_t words_per_row = ceil_div(cols * static_cast<std::int64_t>(size_of(as)), 8), words = rows * words_per_row;
+  const auto first_word = static_cast<Word>(first_number * words_per_row);
+  if (words == 0) return;
+  const auto grid = static_cast<unsigned>(std::min<std::int64_t>(kHashBlocks, ceil_div(words, kHashBlock)));
+  if (dtype == as && row_bytes % 8 == 0 && is_aligned(data, 8)) {
+    hash_words_kernel<<<grid, kHashBlock, 0, stream_of(ctx)>>>(total, static_cast<const Word*>(data), words, first_word);
+  } else {
+    with_type(dtype, [&](auto stored) {
+      using Stored = decltype(stored);
+      const auto* values = static_cast<const Stored*>(data);
+      if (as == DType::kBF16)
+        hash_elements_kernel<Stored, __nv_bfloat16>
+            <<<grid, kHashBlock, 0, stream_of(ctx)>>>(total, values, rows, cols, words_per_row, first_word);
+      else
+        hash_elements_kernel<Stored, float><<<grid, kHashBlock, 0, stream_of(ctx)>>>(total, values, rows, cols, words_per_row, first_word);
+    });
+  }
+  PRL_CUDA_CHECK(cudaGetLastError());
+}
+
+/// Bytes of values that are made from codes at a time.
+constexpr std::int64_t kWidenedBytes = std::int64_t{32} << 20;
+
+}  // namespace
+
 void hash_rows(OpContext& ctx, std::span<std::uint64_t> out, std::span<const HashedRows> items, DType as) {
-  auto* totals = static_cast<Word*>(ctx.workspace->require(out.size_bytes()));
+  const auto is_of_codes = [&](const HashedRows& item) { return item.packed != nullptr && !dense(ctx, *item.packed).has_values(); };
+  std::int64_t most_columns = 0;
+  for (const HashedRows& item : items)
+    if (is_of_codes(item)) most_columns = std::max(most_columns, item.num_cols);
+  Word* totals = nullptr;
+  std::uint16_t* widened = nullptr;
+  const auto carve = [&](void* memory) {
+    Carver c(memory);
+    totals = c.take<Word>(static_cast<std::int64_t>(out.size()));
+    if (most_columns > 0) widened = c.take<std::uint16_t>(std::max(most_columns, kWidenedBytes / 2));
+    return c.used();
+  };
+  (void)carve(ctx.workspace->require(carve(nullptr)));
   ctx.runtime->zero(totals, out.size_bytes());
   for (std::size_t n = 0; n < items.size(); ++n) {
     const HashedRows& item = items[n];
-    const ConstTensorView view = item.packed != nullptr ? ConstTensorView(dense(ctx, *item.packed).w_NK) : item.plain;
-    const auto size = static_cast<std::int64_t>(size_of(view.dtype)), row_bytes = item.num_cols * size;
-    const char* data = view.as<char>() + item.first_row * row_bytes;
-    const std::int64_t words_per_row = ceil_div(item.num_cols * static_cast<std::int64_t>(size_of(as)), 8);
-    const std::int64_t words = item.num_rows * words_per_row;
-    const auto first_word = static_cast<Word>(item.first_number * words_per_row);
-    if (words == 0) continue;
-    const auto grid = static_cast<unsigned>(std::min<std::int64_t>(kHashBlocks, ceil_div(words, kHashBlock)));
-    if (view.dtype == as && row_bytes % 8 == 0 && is_aligned(data, 8)) {
-      hash_words_kernel<<<grid, kHashBlock, 0, stream_of(ctx)>>>(totals + n, reinterpret_cast<const Word*>(data), words, first_word);
-    } else {
-      with_type(view.dtype, [&](auto stored) {
-        using Stored = decltype(stored);
-        const auto* values = reinterpret_cast<const Stored*>(data);
-        if (as == DType::kBF16)
-          hash_elements_kernel<Stored, __nv_bfloat16>
-              <<<grid, kHashBlock, 0, stream_of(ctx)>>>(totals + n, values, item.num_rows, item.num_cols, words_per_row, first_word);
-        else
-          hash_elements_kernel<Stored, float>
-              <<<grid, kHashBlock, 0, stream_of(ctx)>>>(totals + n, values, item.num_rows, item.num_cols, words_per_row, first_word);
-      });
+    if (is_of_codes(item)) {
+      const ProductCodes codes = dense(ctx, *item.packed).product_codes();
+      const std::int64_t step = std::max<std::int64_t>(kWidenedBytes / 2 / item.num_cols, 1);
+      for (std::int64_t done = 0; done < item.num_rows; done += step) {
+        const std::int64_t rows = std::min(step, item.num_rows - done), row = item.first_row + done;
+        widen_codes(ctx, widened, {codes.codes + row * item.num_cols, codes.factors + row}, rows, item.num_cols);
+        add_rows_hash(ctx, totals + n, widened, DType::kBF16, rows, item.num_cols, item.first_number + done, as);
+      }
+      continue;
     }
-    PRL_CUDA_CHECK(cudaGetLastError());
+    const ConstTensorView view = item.packed != nullptr ? ConstTensorView(dense(ctx, *item.packed).w_NK) : item.plain;
+    const std::int64_t row_bytes = item.num_cols * static_cast<std::int64_t>(size_of(view.dtype));
+    add_rows_hash(ctx, totals + n, view.as<char>() + item.first_row * row_bytes, view.dtype, item.num_rows, item.num_cols,
+                  item.first_number, as);
   }
   ctx.runtime->copy_to_host(out.data(), totals, out.size_bytes());
 }

@@ -1,3 +1,5 @@
+#include <cuda_fp8.h>
+
 #include <type_traits>
 #include <vector>
 
@@ -112,7 +114,41 @@ __global__ void __launch_bounds__(kRoundThreads) round_to_eight_bits_kernel(T* w
   });
 }
 
+constexpr int kWidenBlock = 256;
+/// 16 codes a thread.
+__global__ void __launch_bounds__(kWidenBlock) widen_codes_kernel(uint4* out, const uint4* codes, const float* factors, std::int64_t count,
+                                                                  int of_row) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kWidenBlock + threadIdx.x;
+  if (i >= count) return;
+  const float factor = factors[i / of_row];
+  const uint4 from = codes[i];
+  const auto pairs = [&](std::uint32_t four, std::uint32_t& low, std::uint32_t& high) {
+    const auto pair = [&](std::uint32_t two) {
+      const float2 v = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(two & 0xffffu), __NV_E4M3)));
+      const __nv_bfloat162 wide = __floats2bfloat162_rn(v.x * factor, v.y * factor);
+      return *reinterpret_cast<const std::uint32_t*>(&wide);
+    };
+    low = pair(four);
+    high = pair(four >> 16);
+  };
+  uint4 first, second;
+  pairs(from.x, first.x, first.y);
+  pairs(from.y, first.z, first.w);
+  pairs(from.z, second.x, second.y);
+  pairs(from.w, second.z, second.w);
+  out[2 * i] = first;
+  out[2 * i + 1] = second;
+}
+
 }  // namespace
+
+void widen_codes(const OpContext& ctx, void* out, const ProductCodes& codes, std::int64_t rows, std::int64_t K) {
+  const std::int64_t count = rows * K / 16;
+  if (count == 0) return;
+  widen_codes_kernel<<<static_cast<unsigned>(ceil_div(count, kWidenBlock)), kWidenBlock, 0, stream_of(ctx)>>>(
+      static_cast<uint4*>(out), reinterpret_cast<const uint4*>(codes.codes), codes.factors, count, static_cast<int>(K / 16));
+  PRL_CUDA_CHECK(cudaGetLastError());
+}
 
 CodeMemory take_code_memory(OpContext& ctx, std::int64_t count, std::int64_t N, std::int64_t K, DType compute) {
   if (eight_bit_product_bytes(N, K) == 0 || compute != DType::kBF16 || properties_of(ctx).major != 9) return {};
@@ -140,6 +176,7 @@ DenseWeight::DenseWeight(OpContext& ctx, Tensor w, ConstTensorView bias, bool wi
       factors_ = Tensor::empty(ctx.runtime, {num_outputs_}, DType::kBF16);
     }
     round(ctx);
+    if (memory.is_alone && codes_.defined() && rounds_inputs_) w_NK = {};
   }
   if (!has_bias_) return;
   bias_N = Tensor::empty(ctx.runtime, {num_outputs_}, DType::kF32);
@@ -171,6 +208,7 @@ ProductCodes DenseWeight::product_codes() const noexcept {
 }
 
 void DenseWeight::refill(OpContext& ctx, const Tensor& w, ConstTensorView bias) {
+  PRL_CHECK(has_values(), "a weight of codes alone is refilled");
   PRL_CHECK(w.data() == w_NK.data() && w.shape() == w_NK.shape() && has_bias_ == (bias.data != nullptr),
             "a weight of shape [{}, {}] is refilled by another", num_outputs_, num_inputs_);
   if (is_eight_bit_) round(ctx);
@@ -178,8 +216,8 @@ void DenseWeight::refill(OpContext& ctx, const Tensor& w, ConstTensorView bias) 
 }
 
 std::size_t DenseWeight::num_bytes() const noexcept {
-  std::size_t bytes = w_NK.num_bytes();
-  for (const Tensor* t : {&bias_N, &codes_, &factors_})
+  std::size_t bytes = 0;
+  for (const Tensor* t : {&w_NK, &bias_N, &codes_, &factors_})
     if (t->defined()) bytes += t->num_bytes();
   return bytes;
 }
@@ -187,6 +225,14 @@ std::size_t DenseWeight::num_bytes() const noexcept {
 void DenseWeight::unpack_row(std::int64_t n, float* out_K) const {
   PRL_CHECK(n >= 0 && n < num_outputs_, "row {} of {}", n, num_outputs_);
   const auto K = static_cast<std::size_t>(num_inputs_);
+  if (!has_values()) {
+    std::vector<std::uint8_t> codes(K);
+    float factor = 0;
+    codes_.runtime()->copy_to_host(codes.data(), codes_.as<std::uint8_t>() + static_cast<std::size_t>(n) * K, K);
+    codes_.runtime()->copy_to_host(&factor, factors_.as<float>() + n, sizeof factor);
+    for (std::size_t k = 0; k < K; ++k) out_K[k] = eight_bit_value(codes[k], 0) * factor;
+    return;
+  }
   const char* row = w_NK.as<char>() + static_cast<std::size_t>(n) * K * size_of(dtype_);
   if (dtype_ == DType::kF32) {
     w_NK.runtime()->copy_to_host(out_K, row, K * sizeof(float));
@@ -199,19 +245,21 @@ void DenseWeight::unpack_row(std::int64_t n, float* out_K) const {
 
 const DenseWeight& dense(const OpContext& ctx, const LinearWeight& w) {
   const auto* d = dynamic_cast<const DenseWeight*>(&w);
-  PRL_CHECK(d != nullptr && d->w_NK.runtime()->device() == ctx.runtime->device(), "a weight packed for another device");
+  PRL_CHECK(d != nullptr && d->device() == ctx.runtime->device(), "a weight packed for another device");
   return *d;
 }
 
 std::optional<Stacked> stacked(const OpContext& ctx, std::span<const LinearWeight* const> weights) {
   const DenseWeight& first = dense(ctx, *weights[0]);
+  if (!first.has_values()) return std::nullopt;
   const auto* begin = first.w_NK.as<char>();
   const std::int64_t row_bytes = first.num_inputs() * static_cast<std::int64_t>(size_of(first.dtype()));
   const std::int64_t apart = weights.size() > 1 ? dense(ctx, *weights[1]).w_NK.as<char>() - begin : first.num_outputs() * row_bytes;
   if (apart <= 0 || apart % (8 * row_bytes) != 0 || !is_aligned(begin, 16)) return std::nullopt;
   for (std::size_t e = 0; e < weights.size(); ++e) {
     const DenseWeight& w = dense(ctx, *weights[e]);
-    if (w.has_bias() || w.num_outputs() != first.num_outputs() || w.num_inputs() != first.num_inputs() || w.dtype() != first.dtype() ||
+    if (!w.has_values() || w.has_bias() || w.num_outputs() != first.num_outputs() || w.num_inputs() != first.num_inputs() ||
+        w.dtype() != first.dtype() ||
         w.w_NK.as<char>() != begin + static_cast<std::int64_t>(e) * apart)
       return std::nullopt;
   }
@@ -241,7 +289,7 @@ Product forward_product(const DenseWeight& w, const void* x, std::int64_t x_stri
   p.K = w.num_inputs();
   p.a = x;
   p.a_stride = x_stride;
-  p.b = w.w_NK.as<char>() + static_cast<std::size_t>(first * p.K) * size_of(w.dtype());
+  if (w.has_values()) p.b = w.w_NK.as<char>() + static_cast<std::size_t>(first * p.K) * size_of(w.dtype());
   p.b_stride = p.K;
   p.transpose_b = true;
   p.in_dtype = w.dtype();
@@ -376,7 +424,13 @@ void linear_backward_input(OpContext& ctx, TensorView dx_TK, ConstTensorView dy_
   p.K = w.num_outputs();
   p.a = dy_TN.data;
   p.a_stride = dy_TN.row_stride;
-  p.b = w.w_NK.data();
+  if (w.has_values()) {
+    p.b = w.w_NK.data();
+  } else {
+    void* const values = ctx.workspace->require(static_cast<std::size_t>(p.K * p.N) * size_of(w.dtype()));
+    widen_codes(ctx, values, w.product_codes(), p.K, p.N);
+    p.b = values;
+  }
   p.b_stride = w.num_inputs();
   p.in_dtype = w.dtype();
   p.out = dx_TK.data;

@@ -31,6 +31,10 @@ class DenseWeight final : public LinearWeight {
   /// The same for products of inputs that are codes too: a property of the device and the matrix's shape.
   ProductCodes product_codes() const noexcept;
 
+  /// False: w_NK is undefined, and product_codes() stand for its values.
+  bool has_values() const noexcept { return w_NK.defined(); }
+  Device device() const noexcept { return (has_values() ? w_NK : codes_).runtime()->device(); }
+
   Tensor w_NK, bias_N;
 
  private:
@@ -39,6 +43,9 @@ class DenseWeight final : public LinearWeight {
   bool is_eight_bit_ = false;  ///< the values in w_NK are such
   Tensor codes_, factors_;     ///< perhaps undefined; of inputs that are rounded, ProductCodes
 };
+/// The values of [rows, K] codes, K a multiple of 16, in bf16.
+void widen_codes(const OpContext& ctx, void* out, const ProductCodes& codes, std::int64_t rows, std::int64_t K);
+
 /// `w` as this device packed it; a bug if another did.
 const DenseWeight& dense(const OpContext& ctx, const LinearWeight& w);
 
