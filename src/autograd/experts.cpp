@@ -122,10 +122,24 @@ void add_adapters(ops::OpContext& ctx, TensorView y, ConstTensorView x, const Lo
   if (!groups.empty()) ops::add_lora(ctx, y, x, groups);
 }
 
+/// The adapters of all experts, where each of these has one for all its rows; else none.
+std::vector<const ops::LoraWeight*> whole_adapters(std::span<const LinearParameter> of_experts) {
+  std::vector<const ops::LoraWeight*> adapters;
+  for (const LinearParameter& p : of_experts) {
+    if (p.lora == nullptr || p.lora->index || p.lora->groups.size() != 1 || p.lora->groups.front().rows.data() != nullptr ||
+        p.lora->dropout.probability != 0)
+      return {};
+    adapters.push_back(p.lora->groups.front().weight);
+  }
+  return adapters;
+}
+
 /// y = x W^T and what adapters add.
 void run_products(ops::OpContext& ctx, TensorView y_M, ConstTensorView x_M, std::span<const LinearParameter> of_experts,
                   const Placement& placement) {
   const bool is_grouped = ops::grouped_linear(ctx, y_M, x_M, matrices(of_experts), placement.begin_P);
+  const std::vector<const ops::LoraWeight*> adapters = is_grouped ? whole_adapters(of_experts) : std::vector<const ops::LoraWeight*>();
+  if (!adapters.empty() && ops::add_grouped_lora(ctx, y_M, x_M, adapters, placement.begin_of)) return;
   for (std::size_t e = 0; e < of_experts.size(); ++e) {
     const std::int64_t count = placement.rows_of(e);
     if (count == 0 || (is_grouped && of_experts[e].lora == nullptr)) continue;
@@ -172,9 +186,24 @@ bool has_adapter_gradients(std::span<const LinearParameter> of_experts) {
   return std::ranges::any_of(of_experts, [](const LinearParameter& p) { return p.lora != nullptr && p.lora->da.data != nullptr; });
 }
 
+/// run_adapter_gradients() of all experts at once; false, and nothing is done, where they are not alike.
+bool run_whole_adapter_gradients(ops::OpContext& ctx, const Tape& tape, TensorView dx_M, ConstTensorView dy_M, ConstTensorView x_M,
+                                 std::span<const LinearParameter> of_experts, const Placement& placement) {
+  const std::vector<const ops::LoraWeight*> adapters = whole_adapters(of_experts);
+  if (adapters.empty() || tape.num_token_blocks() != 1) return false;
+  std::vector<TensorView> da, db;
+  for (const LinearParameter& p : of_experts) {
+    if (p.lora->da.data == nullptr || p.lora->accumulate != of_experts.front().lora->accumulate) return false;
+    da.push_back(p.lora->da);
+    db.insert(db.end(), p.lora->db.begin(), p.lora->db.end());
+  }
+  return ops::grouped_lora_backward(ctx, dx_M, da, db, dy_M, x_M, adapters, placement.begin_of, true, of_experts.front().lora->accumulate);
+}
+
 /// Gradients of the experts' adapters, and what reaches their rows of x through them: added to dx_M, unless its data is nullptr.
 void run_adapter_gradients(ops::OpContext& ctx, Tape& tape, TensorView dx_M, ConstTensorView dy_M, ConstTensorView x_M,
                            std::span<const LinearParameter> of_experts, const Placement& placement, std::int64_t num_tokens) {
+  if (run_whole_adapter_gradients(ctx, tape, dx_M, dy_M, x_M, of_experts, placement)) return;
   for (std::size_t e = 0; e < of_experts.size(); ++e) {
     if (of_experts[e].lora == nullptr || of_experts[e].lora->da.data == nullptr) continue;
     const LoraParameter& p = *of_experts[e].lora;

@@ -1,5 +1,7 @@
 #include "ops/lora.hpp"
 
+#include <algorithm>
+
 #include <fmt/core.h>
 
 #include "ops/op_table.hpp"
@@ -105,6 +107,51 @@ void lora_backward(OpContext& ctx, TensorView dx_TK, TensorView da_RK, std::span
   for (const LoraPart& part : w.parts) has_backward = has_backward && part.b->has_backward();
   c.require(has_backward, "the adapter was packed without its backward form");
   table_entry(ctx, ctx.table->lora_backward, "lora_backward")(ctx, dx_TK, da_RK, db, dy_TN, x_TK, w, accumulate_dx, accumulate);
+}
+
+namespace {
+
+void check_groups_of_rows(ShapeCheck& c, std::span<const LoraWeight* const> adapters, std::span<const std::int32_t> begin,
+                          std::int64_t num_rows) {
+  c.require(begin.size() == adapters.size() + 1 && std::ranges::is_sorted(begin) && (begin.empty() || (begin.front() >= 0 && begin.back() <= num_rows)),
+            "wanted where the rows of each group begin, and where they end");
+}
+
+}  // namespace
+
+bool add_grouped_lora(OpContext& ctx, TensorView y_RN, ConstTensorView x_RK, std::span<const LoraWeight* const> adapters,
+                      std::span<const std::int32_t> begin) {
+  if (ctx.table->add_grouped_lora == nullptr) return false;
+  ShapeCheck c("add_grouped_lora", ctx);
+  c.check("y", y_RN, "R N").check("x", x_RK, "R K").floating("x", x_RK).same_dtype("y", y_RN.dtype, "x", x_RK.dtype);
+  check_groups_of_rows(c, adapters, begin, x_RK.shape.num_rows());
+  for (const LoraWeight* w : adapters) check_weight(c, *w, y_RN.shape.num_cols());
+  return x_RK.shape.num_rows() == 0 || ctx.table->add_grouped_lora(ctx, y_RN, x_RK, adapters, begin);
+}
+
+bool grouped_lora_backward(OpContext& ctx, TensorView dx_RK, std::span<const TensorView> da, std::span<const TensorView> db,
+                           ConstTensorView dy_RN, ConstTensorView x_RK, std::span<const LoraWeight* const> adapters,
+                           std::span<const std::int32_t> begin, bool accumulate_dx, bool accumulate) {
+  if (ctx.table->grouped_lora_backward == nullptr || adapters.empty()) return false;
+  ShapeCheck c("grouped_lora_backward", ctx);
+  c.check("dy", dy_RN, "R N").check("x", x_RK, "R K").floating("x", x_RK).same_dtype("dy", dy_RN.dtype, "x", x_RK.dtype);
+  check_groups_of_rows(c, adapters, begin, x_RK.shape.num_rows());
+  const std::size_t num_parts = adapters[0]->parts.size();
+  c.require(da.size() == adapters.size() && db.size() == adapters.size() * num_parts, "wanted one da for each group, and one db for each part");
+  for (std::size_t g = 0; g < adapters.size(); ++g) {
+    const LoraWeight& w = *adapters[g];
+    check_weight(c, w, dy_RN.shape.num_cols());
+    if (w.parts.size() != num_parts || !w.a->has_backward()) return false;
+    c.require(da[g].shape.num_elements() == w.num_ranks() * w.a->num_inputs(), "a da is not [ranks, inputs]").contiguous("da", da[g]);
+    for (std::size_t p = 0; p < num_parts; ++p) {
+      const TensorView& view = db[g * num_parts + p];
+      c.require(view.dtype == DType::kF32 && view.shape.num_elements() == w.parts[p].num_outputs * w.parts[p].rank,
+                "a db is not fp32 [outputs, rank]");
+      c.contiguous("db", view);
+    }
+  }
+  if (dx_RK.data != nullptr) c.check("dx", dx_RK, "R K").same_dtype("dx", dx_RK.dtype, "x", x_RK.dtype);
+  return ctx.table->grouped_lora_backward(ctx, dx_RK, da, db, dy_RN, x_RK, adapters, begin, accumulate_dx, accumulate);
 }
 
 void dropout(OpContext& ctx, TensorView y_TK, ConstTensorView x_TK, const DropoutMask& mask, bool accumulate) {

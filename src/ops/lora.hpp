@@ -100,6 +100,18 @@ void add_lora_indexed(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, con
 void lora_backward(OpContext& ctx, TensorView dx_TK, TensorView da_RK, std::span<const TensorView> db, ConstTensorView dy_TN,
                    ConstTensorView x_TK, const LoraWeight& w, bool accumulate_dx, bool accumulate);
 
+// Of groups of neighbouring rows, each with an adapter of its own: group g has rows [begin[g], begin[g + 1]). Both return false, and do
+// nothing, where the device has no kernels for all groups at once, or unless the adapters have the same parts and scales.
+
+/// add_lora of each group: the same bits.
+bool add_grouped_lora(OpContext& ctx, TensorView y_RN, ConstTensorView x_RK, std::span<const LoraWeight* const> adapters,
+                      std::span<const std::int32_t> begin);
+/// lora_backward of each group: the same bits. `da` has one view for each group, `db` one for each part of each group, group by group; those
+/// of groups without rows become 0 unless `accumulate`.
+bool grouped_lora_backward(OpContext& ctx, TensorView dx_RK, std::span<const TensorView> da, std::span<const TensorView> db,
+                           ConstTensorView dy_RN, ConstTensorView x_RK, std::span<const LoraWeight* const> adapters,
+                           std::span<const std::int32_t> begin, bool accumulate_dx, bool accumulate);
+
 /// Which elements of a matrix are dropped: element (t, k) of one that is `K` wide by a hash of (seed, (first_row + t) * K + k) alone.
 struct DropoutMask {
   std::uint64_t seed = 0;

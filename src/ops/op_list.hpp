@@ -107,6 +107,8 @@
   PRL_OP(grouped_linear_backward_weight) \
   PRL_OP(can_mix_experts)                \
   PRL_OP(mix_experts)                    \
+  PRL_OP(add_grouped_lora)               \
+  PRL_OP(grouped_lora_backward)          \
   PRL_OP(write_lora_entry)               \
   PRL_OP(add_lora_indexed)               \
   PRL_OP(linear_lora)                    \

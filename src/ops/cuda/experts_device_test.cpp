@@ -10,6 +10,7 @@
 #include "ops/cuda/launch.hpp"
 #include "ops/cuda/test_sides.hpp"
 #include "ops/experts.hpp"
+#include "ops/lora.hpp"
 #include "ops/pointwise.hpp"
 
 namespace prl::ops {
@@ -338,6 +339,77 @@ TEST(CudaExperts, GroupedProductsGiveTheSameBitsAgain) {
       EXPECT_TRUE(std::ranges::none_of(values(found[i]), [](float v) { return std::isnan(v); })) << "product " << i;
     }
   }
+}
+
+/// An adapter of a matrix [N, K] whose outputs are halves with an adapter each.
+struct HalvesAdapter {
+  LoraWeight weight;
+  HalvesAdapter(Sides& s, std::int64_t N, std::int64_t K, std::int64_t rank, std::uint64_t seed) {
+    const auto packed = [&](std::int64_t rows, std::int64_t cols, std::uint64_t own) {
+      return pack_linear(s.gpu, s.to_gpu(s.random({rows, cols}, DType::kBF16, own, 0.1f)), {}, DType::kBF16, true, WeightUse::kAdapter);
+    };
+    weight.a = packed(2 * rank, K, seed);
+    for (std::int64_t p = 0; p < 2; ++p)
+      weight.parts.push_back({.first_output = p * N / 2,
+                              .num_outputs = N / 2,
+                              .first_rank = p * rank,
+                              .rank = rank,
+                              .scale = 0.75f,
+                              .b = packed(N / 2, rank, seed + 1 + static_cast<std::uint64_t>(p))});
+  }
+};
+
+TEST(CudaExperts, AdaptersOfGroupsAreThoseOfEachGroup) {
+  Sides s;
+  if (cuda::properties_of(s.gpu).major < 8) GTEST_SKIP() << "kernels for compute capability 8.0";
+  const std::vector<std::int32_t> begin = begins({0, 65, 3, is_watched() ? 64 : 1100, 200, 0, 1});
+  const auto E = static_cast<std::int64_t>(begin.size()) - 1, R = static_cast<std::int64_t>(begin.back());
+  std::string different;
+  for (const auto& [N, K, rank] : {std::tuple<std::int64_t, std::int64_t, std::int64_t>{384, 320, 16}, {192, 136, 24}, {64, 64, 4}}) {
+    std::vector<HalvesAdapter> adapters;
+    std::vector<const LoraWeight*> weights;
+    for (std::int64_t e = 0; e < E; ++e) adapters.emplace_back(s, N, K, rank, static_cast<std::uint64_t>(10 * e + 1));
+    for (const HalvesAdapter& a : adapters) weights.push_back(&a.weight);
+    const Tensor x = s.to_gpu(s.random({R, K}, DType::kBF16, 5)), dy = s.to_gpu(s.random({R, N}, DType::kBF16, 6)),
+                 y = s.to_gpu(s.random({R, N}, DType::kBF16, 7)), dx = s.to_gpu(s.random({R, K}, DType::kBF16, 8));
+    for (const bool accumulate : {false, true}) {
+      Tensor got_y = y.clone(), want_y = y.clone(), got_dx = dx.clone(), want_dx = dx.clone();
+      Tensor got_da = s.to_gpu(s.random({E, 2 * rank * K}, DType::kF32, 9)), want_da = got_da.clone();
+      Tensor got_db = s.to_gpu(s.random({E * 2, N / 2 * rank}, DType::kF32, 10)), want_db = got_db.clone();
+      std::vector<TensorView> da, db;
+      for (std::int64_t e = 0; e < E; ++e) da.push_back(got_da.slice(e, 1).view().reshaped({2 * rank, K}));
+      for (std::int64_t i = 0; i < 2 * E; ++i) db.push_back(got_db.slice(i, 1).view().reshaped({N / 2, rank}));
+      ASSERT_TRUE(add_grouped_lora(s.gpu, got_y, x, weights, begin));
+      ASSERT_TRUE(grouped_lora_backward(s.gpu, got_dx, da, db, dy, x, weights, begin, true, accumulate));
+      for (std::int64_t e = 0; e < E; ++e) {
+        const std::int64_t first = begin[static_cast<std::size_t>(e)], count = begin[static_cast<std::size_t>(e) + 1] - first;
+        if (count == 0) {
+          if (accumulate) continue;
+          s.gpu.runtime->zero(want_da.slice(e, 1).data(), want_da.slice(e, 1).num_bytes());
+          s.gpu.runtime->zero(want_db.slice(2 * e, 2).data(), want_db.slice(2 * e, 2).num_bytes());
+          continue;
+        }
+        const auto rows = [&](const Tensor& t) { return t.slice(first, count); };
+        const LoraRows all{.weight = weights[static_cast<std::size_t>(e)], .rows = {}};
+        add_lora(s.gpu, rows(want_y), rows(x), std::span(&all, 1));
+        const std::vector<TensorView> own{want_db.slice(2 * e, 1).view().reshaped({N / 2, rank}),
+                                          want_db.slice(2 * e + 1, 1).view().reshaped({N / 2, rank})};
+        lora_backward(s.gpu, rows(want_dx), want_da.slice(e, 1).view().reshaped({2 * rank, K}), own, rows(dy), rows(x),
+                      *weights[static_cast<std::size_t>(e)], true, accumulate);
+      }
+      const std::string name = fmt::format(" [{}, {}], rank {}{}", N, K, rank, accumulate ? ", added" : "");
+      if (!same_bits(s.to_cpu(got_y), s.to_cpu(want_y))) different += name + " y";
+      if (!same_bits(s.to_cpu(got_dx), s.to_cpu(want_dx))) different += name + " dx";
+      if (!same_bits(s.to_cpu(got_da), s.to_cpu(want_da))) different += name + " da";
+      if (!same_bits(s.to_cpu(got_db), s.to_cpu(want_db))) different += name + " db";
+    }
+    LoraWeight other = adapters[1].weight;
+    other.parts[0].scale = 0.5f;
+    std::vector<const LoraWeight*> mixed = weights;
+    mixed[1] = &other;
+    EXPECT_FALSE(add_grouped_lora(s.gpu, y.clone(), x, mixed, begin)) << "another scale";
+  }
+  EXPECT_EQ(different, "");
 }
 
 /// Weights that do not lie equally far apart, another type or odd sizes go one by one: refused, and nothing is written.

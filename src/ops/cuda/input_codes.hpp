@@ -1,6 +1,7 @@
 #pragma once
 
 #include "ops/context.hpp"
+#include "ops/cuda/launch.hpp"
 
 // Inputs of products of 8-bit numbers (ops/eight_bit.hpp).
 
