@@ -32,7 +32,8 @@ PRL_HOST_AND_DEVICE constexpr int eight_bit_exponent(float greatest, int most = 
   return n > most ? most : n < kMinEightBitExponent ? kMinEightBitExponent : n;
 }
 
-/// The code of the number nearest to w * 2^-n, ties to even; below 2^-7 zero, and below 2^-6 that. With kNoNumberExponent, and of NaN, the code of NaN.
+/// The code of the number nearest to w * 2^-n, ties to even; below 2^-7 zero, and below 2^-6 that. With kNoNumberExponent, and of NaN, the
+/// code of NaN.
 PRL_HOST_AND_DEVICE constexpr std::uint8_t eight_bit_code(float w, int n) noexcept {
   const auto bits = __builtin_bit_cast(std::uint32_t, w);
   const auto sign = static_cast<std::uint8_t>(bits >> 24 & 0x80u);

@@ -24,8 +24,8 @@ struct PackOptions {
 
 /// What rows of `seq_len` tokens had no room for.
 struct PackLosses {
-  std::int64_t num_cut = 0;       ///< samples that lost tokens, but not all
-  std::int64_t num_lost = 0;      ///< samples of which nothing is left: they begin with an image longer than a row
+  std::int64_t num_cut = 0;         ///< samples that lost tokens, but not all
+  std::int64_t num_lost = 0;        ///< samples of which nothing is left: they begin with an image longer than a row
   std::int64_t num_cut_tokens = 0;  ///< of both kinds
 };
 
