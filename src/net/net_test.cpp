@@ -220,7 +220,7 @@ void expect_system_error_of(const Start& start) {
 /// Those that were started are ended, and the error is an error.
 TEST(ThreadLimit, TooFewThreadsDoNotEndTheProcess) {
   expect_system_error_of([] { const IoRuntime runtime(500, "many"); });
-  expect_system_error_of([] { const WorkerPool pool({.name = "many", .num_threads = 500}); });
+  expect_system_error_of([] { const WorkerPool pool({.num_threads = 500, .max_queued = 1, .name = "many"}); });
 }
 #endif
 
