@@ -1,5 +1,7 @@
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 
 #include "apps/commands.hpp"
@@ -46,9 +48,7 @@ int dispatch(const prl::config::ParsedCommand& parsed) {
   return 1;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   try {
     const prl::config::ParsedCommand parsed = prl::config::parse_command(argc, argv);
     if (parsed.wants_version) {
@@ -69,3 +69,15 @@ int main(int argc, char** argv) {
   }
   return 1;
 }
+
+/// Of a command that did its work, but whose words did not all get to a file or a pipe: scripts must not take a part for the whole.
+int status_of_output(int status) {
+  const bool is_written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+  if (is_written || status != 0) return status;
+  prl::log::error("cannot write to the standard output: {}", std::strerror(errno));
+  return 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return status_of_output(run(argc, argv)); }

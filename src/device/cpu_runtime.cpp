@@ -1,4 +1,5 @@
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <atomic>
@@ -92,9 +93,12 @@ class CpuRuntime final : public DeviceRuntime {
     if (bytes != 0) std::memmove(destination, source, bytes);
   }
   [[noreturn]] void out_of_memory(std::size_t bytes) const {
+    rlimit limit{};
+    const bool is_limited = ::getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
     fail(ErrorCode::kOutOfMemory,
-         "[cpu memory] wanted {} bytes, {} bytes are in use by this process and {} bytes are free; use a smaller model, batch or cache",
-         bytes, bytes_in_use(), bytes_available());
+         "[cpu memory] wanted {} bytes, {} bytes are in use by this process and {} bytes are free{}; use a smaller model, batch or cache",
+         bytes, bytes_in_use(), bytes_available(),
+         is_limited ? fmt::format(", but its address space is limited to {} bytes (ulimit -v)", limit.rlim_cur) : "");
   }
 
   void* allocate_large(std::size_t size) {

@@ -132,10 +132,17 @@ DiskStore::DiskStore(DiskStoreOptions options) : options_(std::move(options)) {
   file_ = make_file(options_.folder, path_);
   slots_.resize(static_cast<std::size_t>(options_.num_slots));
   writer_ = std::thread([this] { write_queued(); });
-  reader_ = std::thread([this] { read_queued(); });
+  try {
+    reader_ = std::thread([this] { read_queued(); });
+  } catch (...) {
+    stop();  // the writer
+    throw;
+  }
 }
 
-DiskStore::~DiskStore() {
+DiskStore::~DiskStore() { stop(); }
+
+void DiskStore::stop() {
   {
     const std::lock_guard lock(mutex_);
     is_stopping_ = true;
@@ -145,7 +152,7 @@ DiskStore::~DiskStore() {
   read_news_.notify_all();
   ::unlink(path_.c_str());  // while it is locked: nobody else takes it for a leftover
   writer_.join();
-  reader_.join();
+  if (reader_.joinable()) reader_.join();
 }
 
 bool DiskStore::write(std::int64_t slot, std::span<const std::byte> bytes) {

@@ -59,6 +59,8 @@ class DiskStore {
   const std::filesystem::path& path() const noexcept { return path_; }
 
  private:
+  void stop();
+
   using Bytes = std::shared_ptr<std::vector<std::byte>>;
   struct Slot {
     enum class State : std::uint8_t { kEmpty, kQueued, kWritten };

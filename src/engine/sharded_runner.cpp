@@ -108,10 +108,17 @@ ShardedRunner::ShardedRunner(const std::shared_ptr<DeviceRuntime>& first, const 
   }
   if (options.num_disk_blocks > 0) files_ = std::make_unique<Files>(*this);
   if (options.num_host_blocks > 0) memory_ = std::make_unique<Memory>(*this);
-  for (std::size_t rank = 1; rank < devices.size(); ++rank) threads_.emplace_back([this, rank] { serve(rank); });
+  try {
+    for (std::size_t rank = 1; rank < devices.size(); ++rank) threads_.emplace_back([this, rank] { serve(rank); });
+  } catch (...) {
+    stop();  // those that the system did start
+    throw;
+  }
 }
 
-ShardedRunner::~ShardedRunner() {
+ShardedRunner::~ShardedRunner() { stop(); }
+
+void ShardedRunner::stop() {
   {
     const std::lock_guard lock(mutex_);
     is_stopping_ = true;

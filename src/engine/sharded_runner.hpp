@@ -45,6 +45,7 @@ class ShardedRunner final : public ModelRunner {
  private:
   class Files;
   class Memory;
+  void stop();
   /// work(rank) of each rank, of rank 0 here. Throws the first error; the others of a step that failed on one are ended.
   void on_all(const std::function<void(std::size_t rank)>& work);
   void run(std::size_t rank, const std::function<void(std::size_t rank)>& work);

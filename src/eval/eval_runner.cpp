@@ -45,6 +45,7 @@ struct Run {
   std::int64_t num_resumed = 0;
   ResultsWriter writer;
   net::TimePoint last_log;
+  bool is_short_of_room = false;  ///< and that was said, for all groups that wait
   std::exception_ptr failure;
   /// Begins anew with every rollout that ends. Long ones are normal, so that it speaks later than other waits.
   Waiting idle{{.who = "the evaluation",
@@ -139,10 +140,11 @@ asio::awaitable<void> write_group(Run* run, const std::vector<env::Episode>* gro
   for (;;) {
     try {
       run->writer.write(*group, *rollouts);
+      run->is_short_of_room = false;
       co_return;
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kIo || waiting.is_expired() || run->failure) throw;
-      if (problem.empty()) log::warning("{}: {}; waiting for room", run->name(), error.what());
+      if (!std::exchange(run->is_short_of_room, true)) log::warning("{}: {}; waiting for room", run->name(), error.what());
       problem = error.what();
     }
     waiting.check();

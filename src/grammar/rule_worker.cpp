@@ -47,10 +47,17 @@ struct RuleWorker::Shared {
 };
 
 RuleWorker::RuleWorker(int num_threads) : shared_(std::make_shared<Shared>()) {
-  for (int i = 0; i < num_threads; ++i) shared_->threads.emplace_back([shared = shared_] { shared->run(); });
+  try {
+    for (int i = 0; i < num_threads; ++i) shared_->threads.emplace_back([shared = shared_] { shared->run(); });
+  } catch (...) {
+    stop();  // those that the system did start
+    throw;
+  }
 }
 
-RuleWorker::~RuleWorker() {
+RuleWorker::~RuleWorker() { stop(); }
+
+void RuleWorker::stop() {
   std::deque<std::function<void()>> dropped;
   {
     const std::lock_guard lock(shared_->mutex);

@@ -18,6 +18,7 @@ class RuleWorker {
 
  private:
   struct Shared;
+  void stop();
   std::shared_ptr<Shared> shared_;  ///< each thread has it too
 };
 

@@ -103,6 +103,8 @@ std::optional<std::int64_t> start_resumed(OutputFolder& folder, const Start& sta
   if (!step && !start.is_alone) check_may_start_over(folder, start);
   if (step && is_at_its_end(folder, start, *step)) {
     prepared.is_finished = true;
+    // Of a launcher that was killed when all was done.
+    if (!start.is_alone) orchestrator::drop_recovery(folder.root() / orchestrator::kRecoveryFolder);
     prepared.notes.push_back(fmt::format("nothing to do: {} is of step {}, which is max_steps; raise max_steps to train on",
                                          io::checkpoint_folder(folder.checkpoints(), *step).string(), *step));
     return step;

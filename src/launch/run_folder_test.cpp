@@ -298,6 +298,12 @@ TEST_F(RunFolderOfRl, MaxStepsBelowTheCheckpointIsAnError) {
   EXPECT_TRUE(prepared.is_finished);
   EXPECT_THAT(prepared.notes, ElementsAre(AllOf(HasSubstr("nothing to do"), HasSubstr("step 6"))));
   EXPECT_EQ(bytes(), before);
+  fs::create_directories(root_ / "recovery/step_5");  // of a launcher that was killed when all was done
+  prepare_run_folder(config);
+  EXPECT_TRUE(fs::exists(root_ / "recovery/step_5")) << "what is not ours stays";
+  fs::remove(root_ / "recovery/step_5");
+  prepare_run_folder(config);
+  EXPECT_FALSE(fs::exists(root_ / "recovery"));
 }
 
 TEST_F(RunFolderOfRl, AWeightsOnlyRunCannotBeResumed) {

@@ -29,6 +29,8 @@ Error to_error(const std::exception_ptr& exception) noexcept {
   } catch (const boost::system::system_error& error) {
     if (error.code() == boost::asio::error::operation_aborted) return Error(ErrorCode::kCancelled, "the task was cancelled");
     if (error.code() == boost::system::errc::resource_unavailable_try_again) return no_thread(error.what());
+    if (error.code() == boost::system::errc::too_many_files_open)
+      return Error(ErrorCode::kIo, fmt::format("{}: raise the limit of open files of a process (ulimit -n)", error.what()));
     return Error(ErrorCode::kIo, error.what());
   } catch (const std::filesystem::filesystem_error& error) {
     return Error(ErrorCode::kIo, fmt::format("{}: {}", error.path1().string(), error.code().message()));

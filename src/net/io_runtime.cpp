@@ -57,7 +57,12 @@ struct IoRuntime::Impl {
 IoRuntime::IoRuntime(int num_threads, std::string name) {
   const int count = std::max(1, num_threads);
   impl_ = std::make_unique<Impl>(count, std::move(name));
-  for (int i = 0; i < count; ++i) impl_->threads.emplace_back([impl = impl_.get()] { impl->run(); });
+  try {
+    for (int i = 0; i < count; ++i) impl_->threads.emplace_back([impl = impl_.get()] { impl->run(); });
+  } catch (...) {
+    stop(std::chrono::milliseconds(0));  // those that the system did start
+    throw;
+  }
 }
 
 IoRuntime::~IoRuntime() { stop(std::chrono::seconds(2)); }

@@ -1,8 +1,10 @@
 #include <gtest/gtest.h>
 
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <fstream>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -15,6 +17,7 @@
 #include "net/percent.hpp"
 #include "net/sse.hpp"
 #include "net/task_group.hpp"
+#include "net/worker_pool.hpp"
 
 namespace prl::net {
 namespace {
@@ -190,6 +193,36 @@ TEST(HttpMessage, DecodesAndBuildsErrors) {
   EXPECT_EQ(error_response(400, "found '\xC3'", "a\xFF").body,
             "{\"error\":{\"message\":\"found '\xEF\xBF\xBD'\",\"type\":\"BadRequestError\",\"param\":\"a\xEF\xBF\xBD\",\"code\":400}}");
 }
+
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+/// For a few threads' stacks only.
+void limit_address_space() {
+  std::int64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  const auto bytes = static_cast<rlim_t>(pages * ::sysconf(_SC_PAGESIZE) + (64 << 20));
+  const rlimit limit{bytes, bytes};
+  if (::setrlimit(RLIMIT_AS, &limit) != 0) ::_exit(1);
+}
+template <typename Start>
+void expect_system_error_of(const Start& start) {
+  const auto child = [&] {
+    limit_address_space();
+    try {
+      start();
+    } catch (const std::system_error&) {
+      ::_exit(7);
+    }
+    ::_exit(2);
+  };
+  EXPECT_EXIT(child(), ::testing::ExitedWithCode(7), "");
+}
+
+/// Those that were started are ended, and the error is an error.
+TEST(ThreadLimit, TooFewThreadsDoNotEndTheProcess) {
+  expect_system_error_of([] { const IoRuntime runtime(500, "many"); });
+  expect_system_error_of([] { const WorkerPool pool({.num_threads = 500, .max_queued = 1, .name = "many"}); });
+}
+#endif
 
 TEST(FdLimit, NeverExceedsTheHardLimit) {
   rlimit limit{};

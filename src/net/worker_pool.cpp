@@ -48,7 +48,12 @@ struct WorkerPool::Impl {
 };
 
 WorkerPool::WorkerPool(Options options) : impl_(std::make_shared<Impl>(std::move(options))) {
-  for (int i = 0; i < std::max(1, impl_->options.num_threads); ++i) impl_->threads.emplace_back([impl = impl_] { impl->run(); });
+  try {
+    for (int i = 0; i < std::max(1, impl_->options.num_threads); ++i) impl_->threads.emplace_back([impl = impl_] { impl->run(); });
+  } catch (...) {
+    stop();  // those that the system did start
+    throw;
+  }
 }
 
 WorkerPool::~WorkerPool() { stop(); }

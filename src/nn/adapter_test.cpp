@@ -453,6 +453,18 @@ TEST_P(AdapterOfFamily, MergingGivesTheAdaptersModel) {
   EXPECT_GT(from_base, 1e-2);
 }
 
+/// PEFT takes a name of modules_to_save as any end of a module's: "norm" would be "q_norm" too.
+TEST(SavedModules, NamesMatchNoOthers) {
+  SmallModel model("qwen3", false, 2);
+  AdapterConfig config = config_of({"q_proj"});
+  config.modules_to_save = {"norm", "layers.1.input_layernorm", "post_attention_layernorm"};
+  Adapted adapted(model, DType::kF32, config);
+  const prl::testing::TempFolder folder;
+  save_peft_adapter(*adapted.weights, *adapted.trained.table(), folder.path());
+  EXPECT_THAT(load_peft_config(folder.path()).modules_to_save,
+              ::testing::ElementsAre("model.layers.1.input_layernorm", "model.norm", "post_attention_layernorm"));
+}
+
 /// Tensor by tensor, from the adapter's files: the values of a model that holds the adapter.
 TEST_P(AdapterOfFamily, FilesAreMergedAsTheModelIs) {
   SmallModel model(GetParam(), true, 2);

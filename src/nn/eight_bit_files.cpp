@@ -1,6 +1,7 @@
 #include "nn/eight_bit_files.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <boost/json.hpp>
 #include <cmath>
 #include <set>
@@ -20,9 +21,9 @@ constexpr std::string_view kWeightSuffix = ".weight";
 constexpr std::string_view kScaleSuffix = "_scale";
 
 int exponent_of_row(std::span<const float> row) {
-  float greatest = 0;
-  for (const float value : row) greatest = std::max(greatest, std::abs(value));
-  return ops::eight_bit_exponent(greatest);
+  std::uint32_t greatest = 0;  // as bits: those of NaN are greater than all others
+  for (const float value : row) greatest = std::max(greatest, std::bit_cast<std::uint32_t>(value) & 0x7fffffffu);
+  return ops::eight_bit_exponent(std::bit_cast<float>(greatest));
 }
 
 WeightSource codes_of(const WeightSource& source) {

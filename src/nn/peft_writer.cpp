@@ -119,6 +119,21 @@ std::vector<std::string> targets_of(const Weights& weights) {
   return out;
 }
 
+/// Names of modules that are trained whole as PEFT matches them, by any end of a module's name ("norm" is "q_norm" too): the last
+/// component where all modules of the model that end so are, else whole names.
+std::vector<std::string> saved_modules(const TensorTable& model, const TensorTable& trained) {
+  std::set<std::string> all, saved, out;
+  for (const TensorSpec& spec : model.tensors()) all.insert(module_of(spec.name));
+  for (const TensorSpec& spec : trained.tensors())
+    if (!is_lora(spec.block)) saved.insert(module_of(spec.name));
+  for (const std::string& module : saved) {
+    const std::string kind = kind_of(module);
+    const bool has_others = std::ranges::any_of(all, [&](const std::string& m) { return m.ends_with(kind) && !saved.contains(m); });
+    out.insert(has_others ? module : kind);
+  }
+  return {out.begin(), out.end()};
+}
+
 json::object peft_config_json(const AdapterConfig& c, const std::vector<std::string>& saved) {
   json::object ranks, alphas;
   for (const auto& [pattern, rank] : c.rank_pattern) ranks[pattern] = rank;
@@ -177,15 +192,9 @@ struct WrittenAdapter {
 
 WrittenAdapter written_adapter(const Weights& weights, const TensorTable& trained) {
   PRL_CHECK(weights.adapter != nullptr, "weights without an adapter");
-  std::set<std::string> saved;
-  for (const TensorSpec& spec : trained.tensors())
-    if (!is_lora(spec.block)) {
-      const std::string module = module_of(spec.name);
-      saved.insert(module.substr(module.rfind('.') + 1));
-    }
   AdapterConfig config = weights.adapter->config;
   config.target_modules = targets_of(weights);
-  config.modules_to_save.assign(saved.begin(), saved.end());
+  config.modules_to_save = saved_modules(*weights.table, trained);
   std::optional<BaseIdentity> base;
   if (weights.base_checksum != nullptr) base = {.dtype = weights.compute, .checksum = weights.base_checksum->combined};
   return {std::move(config), peft_sources(weights, trained), base};

@@ -293,7 +293,8 @@ struct Matcher {
     known.insert(name);
     const io::SafetensorsRef ref = files.find(name);
     if (ref.entry == nullptr)
-      fail(ErrorCode::kCorrupt, "{}: tensor '{}' of the {} model is missing", files.path().string(), name, config.model_type);
+      fail(ErrorCode::kCorrupt, "{}: tensor '{}' of the {} model is missing{}", files.path().string(), name, config.model_type,
+           name.ends_with("lm_head.weight") ? "; a config.json with 'tie_word_embeddings' true takes the embedding for it" : "");
     if (ref.entry->shape != wanted)
       fail(ErrorCode::kCorrupt, "{}: tensor '{}' has shape [{}], config.json wants [{}]", ref.file->path().string(), name,
            fmt::join(ref.entry->shape, ", "), fmt::join(wanted, ", "));

@@ -9,27 +9,36 @@
 #endif
 
 // Weights of 8 bits: E4M3 numbers (sign, 4 bits of exponent with bias 7, 3 of mantissa) times a power of two for each output row. The
-// subnormal numbers of E4M3 and its NaN are not used, so what is left is 2^-6 to 448, of both signs, and zero. Since the factor is a power
-// of two, a value is exact in bfloat16 and float32, and a matrix whose values are such comes to itself again.
+// subnormal numbers of E4M3 are not used, so what is left is 2^-6 to 448, of both signs, and zero. Since the factor is a power of two, a
+// value is exact in bfloat16 and float32, and a matrix whose values are such comes to itself again. A row with what is no finite number
+// becomes NaN, so that a matrix that has gone wrong is seen as one of 16 bits is.
 
 namespace prl::ops {
 
 /// Of rows with larger magnitudes than 448 * 2^kMaxEightBitExponent that value is the largest; smaller rows than 2^kMin... become zero.
 inline constexpr int kMaxEightBitExponent = 7, kMinEightBitExponent = -100;
 
-/// The smallest n with `greatest` <= 448 * 2^n, at most `most`. `greatest` is a finite magnitude.
+/// Instead of the exponent of a row with what is no finite number.
+inline constexpr int kNoNumberExponent = 128;
+/// The code of NaN.
+inline constexpr std::uint8_t kNoNumberCode = 0x7f;
+
+/// The smallest n with `greatest` <= 448 * 2^n, at most `most`; kNoNumberExponent if that magnitude is infinite or NaN.
 PRL_HOST_AND_DEVICE constexpr int eight_bit_exponent(float greatest, int most = kMaxEightBitExponent) noexcept {
   const auto bits = __builtin_bit_cast(std::uint32_t, greatest);
+  if (bits >= 0x7f800000u) return kNoNumberExponent;
   const int exponent = static_cast<int>(bits >> 23) - 127;  // greatest = 1.mantissa * 2^exponent; 448 = 1.75 * 2^8
   const int n = exponent - 8 + ((bits & 0x7fffffu) > 0x600000u ? 1 : 0);
   return n > most ? most : n < kMinEightBitExponent ? kMinEightBitExponent : n;
 }
 
-/// The code of the number nearest to w * 2^-n, ties to even; below 2^-7 zero, and below 2^-6 that.
+/// The code of the number nearest to w * 2^-n, ties to even; below 2^-7 zero, and below 2^-6 that. With kNoNumberExponent, and of NaN, the
+/// code of NaN.
 PRL_HOST_AND_DEVICE constexpr std::uint8_t eight_bit_code(float w, int n) noexcept {
   const auto bits = __builtin_bit_cast(std::uint32_t, w);
   const auto sign = static_cast<std::uint8_t>(bits >> 24 & 0x80u);
   const std::uint32_t magnitude = bits & 0x7fffffffu, rounded = magnitude + 0x7ffffu + (magnitude >> 20 & 1u);
+  if (n == kNoNumberExponent || magnitude > 0x7f800000u) return kNoNumberCode;
   const int least = static_cast<int>(magnitude >> 23) - 120 - n,
             exponent = static_cast<int>(rounded >> 23) - 120 - n;  // as E4M3 stores them
   if (least < 0) return sign;
@@ -42,6 +51,7 @@ PRL_HOST_AND_DEVICE constexpr std::uint8_t eight_bit_code(float w, int n) noexce
 PRL_HOST_AND_DEVICE constexpr float eight_bit_value(std::uint8_t code, int n) noexcept {
   const std::uint32_t sign = static_cast<std::uint32_t>(code & 0x80u) << 24, rest = code & 0x7fu;
   if (rest == 0) return __builtin_bit_cast(float, sign);
+  if (rest == kNoNumberCode) return __builtin_bit_cast(float, 0x7fc00000u);
   return __builtin_bit_cast(float, sign | (static_cast<std::uint32_t>(static_cast<int>(rest >> 3) + 120 + n) << 23) | (rest & 7u) << 20);
 }
 

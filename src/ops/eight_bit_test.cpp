@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "base/rng.hpp"
@@ -44,6 +46,7 @@ TEST(EightBit, CodesAreTheNearestNumbersOfE4M3) {
   EXPECT_EQ(eight_bit_value(0x88, 0), -0.015625f);
   EXPECT_EQ(eight_bit_rounded(17.0f, 0), 16.0f) << "ties go to even";
   EXPECT_EQ(eight_bit_rounded(1e9f, kMaxEightBitExponent), 57344.0f);
+  EXPECT_TRUE(std::isnan(eight_bit_rounded(std::numeric_limits<float>::quiet_NaN(), 0)));
 }
 
 TEST(EightBit, TheExponentIsTheSmallestThatHoldsTheGreatest) {
@@ -246,6 +249,29 @@ TEST_P(EightBitTest, ARowWithWhatIsNoNumberBecomesThat) {
   Tensor y = s.poisoned({T, N}, dtype());
   linear(s.ctx, y, x, *pack_linear(s.ctx, w.view(), {}, dtype(), false, WeightUse::kEightBitProduct));
   for (std::int64_t i = 0; i < T * N; ++i) EXPECT_EQ(std::isnan(get(y, i)), i / N == 0 || i / N == 2) << i;
+}
+
+TEST_P(EightBitTest, AWeightThatIsNoNumberIsSeenInItsOutputs) {
+  Session s(kind());
+  const std::int64_t T = 3;
+  // Of the larger kind a GPU reads codes.
+  for (const auto& [N, K] : {std::pair<std::int64_t, std::int64_t>{32, 128}, {4160, 128}}) {
+    const Tensor x = s.random({T, K}, dtype(), 5);
+    Tensor w = s.random({N, K}, dtype(), 6);
+    Session::set(w, 2 * K + 5, std::numeric_limits<float>::quiet_NaN());
+    Session::set(w, 20 * K + 9, -std::numeric_limits<float>::infinity());
+    for (const WeightUse use : {WeightUse::kEightBit, WeightUse::kEightBitProduct}) {
+      const LinearWeightPtr packed = pack_linear(s.ctx, w.view(), {}, dtype(), false, use);
+      Tensor y = s.poisoned({T, N}, dtype());
+      linear(s.ctx, y, x, *packed);
+      std::vector<float> row(static_cast<std::size_t>(K));
+      for (std::int64_t n = 0; n < N; ++n) {
+        packed->unpack_row(n, row.data());
+        ASSERT_EQ(std::ranges::all_of(row, [](float v) { return std::isnan(v); }), n == 2 || n == 20) << n;
+        for (std::int64_t t = 0; t < T; ++t) ASSERT_EQ(std::isnan(get(y, t * N + n)), n == 2 || n == 20) << t << ", " << n;
+      }
+    }
+  }
 }
 
 TEST_P(EightBitTest, SharedAndRefilledWeightsAreThoseMadeAnew) {

@@ -33,15 +33,20 @@ asio::awaitable<BatchShipper::Shipment> BatchShipper::ship(std::int64_t step, st
   Shipment shipment;
   net::TimePoint begin = net::Clock::now();
   auto shared = std::make_shared<std::vector<wire::TrainingSample>>(std::move(samples));
-  std::function<BatchPtr()> work = [shared, pack = options_.pack, step] {
+  auto losses = std::make_shared<wire::PackLosses>();
+  std::function<BatchPtr()> work = [shared, pack = options_.pack, step, losses] {
     auto packed = std::make_shared<wire::TrainingBatch>();
     packed->step = step;
-    packed->ranks = wire::pack(std::move(*shared), pack);
+    packed->ranks = wire::pack(std::move(*shared), pack, losses.get());
     return BatchPtr(std::move(packed));
   };
   auto packing = thread_.run<BatchPtr>(std::move(work), begin + kFileDeadline, "packing");
   BatchPtr packed = co_await std::move(packing);
   shipment.seconds_pack = seconds_since(begin);
+  shipment.losses = *losses;
+  if (losses->num_cut_tokens > 0)
+    log::warning("batch {}: {} samples were cut to rows of {} tokens and {} have no token left, {} tokens in all: raise seq_len", step,
+                 losses->num_cut, options_.pack.seq_len, losses->num_lost, losses->num_cut_tokens);
   begin = net::Clock::now();
   auto pushing = push(std::move(packed));
   const spans::Scope span(spans::Detail::kCoarse, "sample queue", "waits for the trainer to take a batch", step);

@@ -29,6 +29,7 @@ class BatchShipper {
   struct Shipment {
     bool is_sent = false;  ///< or need not be; false: the run was stopped before the queue had room
     double seconds_pack = 0, seconds_push = 0;
+    wire::PackLosses losses = {};
   };
   /// Error{kInvalidArgument} if the queue has another number of ranks than the packing.
   BatchShipper(std::shared_ptr<rollouts::SampleSender> sender, Options options, RunControl& control);

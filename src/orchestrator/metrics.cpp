@@ -39,6 +39,9 @@ constexpr std::array kInfos{
     monitor::MetricInfo{"concurrency/signal", "1", "pressure of the engines: 0 clear, 1 soft, 2 hard"},
     monitor::MetricInfo{"scheduler/cancelled_rollouts", "rollouts", "dropped in flight since the last step"},
     monitor::MetricInfo{"scheduler/dropped_rollouts", "rollouts", "finished, but too old, since the last step"},
+    monitor::MetricInfo{"packing/cut_samples", "samples", "longer than a row of training, and cut to it"},
+    monitor::MetricInfo{"packing/lost_samples", "samples", "that begin with an image longer than a row, of which nothing is trained on"},
+    monitor::MetricInfo{"packing/cut_tokens", "tokens", "of both"},
     monitor::MetricInfo{"scheduler/policy_version", "steps", "version the engines ran when the batch shipped"},
     monitor::MetricInfo{"healing/orchestrator_restarts", "1", "times that this role was started again in this run"},
     monitor::MetricInfo{"engines/ready", "engines", "that took requests when the batch shipped"},
@@ -138,6 +141,9 @@ void put_facts(monitor::Metrics& metrics, const StepFacts& facts) {
   metrics["concurrency/max_inflight"] = static_cast<double>(facts.max_inflight);
   metrics["scheduler/cancelled_rollouts"] = static_cast<double>(facts.num_cancelled);
   metrics["scheduler/dropped_rollouts"] = static_cast<double>(facts.num_dropped_stale);
+  metrics["packing/cut_samples"] = static_cast<double>(facts.losses.num_cut);
+  metrics["packing/lost_samples"] = static_cast<double>(facts.losses.num_lost);
+  metrics["packing/cut_tokens"] = static_cast<double>(facts.losses.num_cut_tokens);
   metrics["scheduler/policy_version"] = static_cast<double>(facts.policy_version);
   metrics["time/step"] = facts.seconds_step;
   metrics["time/wait_for_ckpt"] = facts.seconds_wait_for_policy;

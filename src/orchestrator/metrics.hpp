@@ -9,6 +9,7 @@
 #include "monitor/metric_set.hpp"
 #include "orchestrator/batch_collector.hpp"
 #include "orchestrator/progress.hpp"
+#include "wire/packing.hpp"
 
 namespace prl::orchestrator {
 
@@ -42,6 +43,7 @@ struct StepFacts {
   std::int64_t max_inflight = 0;
   std::int64_t num_cancelled = 0;      ///< episodes of dropped groups, since the last ship
   std::int64_t num_dropped_stale = 0;  ///< finished episodes that became too old, since the last ship
+  wire::PackLosses losses = {};        ///< of samples longer than a row of training
 };
 
 monitor::Metrics step_metrics(const CollectedBatch& batch, const StepFacts& facts, const Progress& progress);

@@ -111,6 +111,7 @@ asio::awaitable<void> TrainingLoop::ship() {
   const net::TimePoint now = net::Clock::now();
   facts.seconds_pack = shipment.seconds_pack;
   facts.seconds_push = shipment.seconds_push;
+  facts.losses = shipment.losses;
   facts.seconds_step = seconds_between(std::exchange(last_ship_, now), now);
   facts.seconds_wait_for_policy = std::exchange(seconds_gate_closed_, 0.0);
   facts.seconds_wait_for_oldest = std::exchange(seconds_held_, 0.0);

@@ -200,6 +200,7 @@ class FileReceiver final : public SampleReceiver {
     const auto last_step = read_step(path);
     return last_step && !stale_end_.is(path) && next_step_ > *last_step;
   }
+  bool was_closed_before() const override { return stale_end_.is(end_file(options_.folder)); }
   std::string describe() const override {
     return fmt::format("files below {}, rank {}, waiting for step {}", options_.folder.string(), options_.rank, next_step_);
   }

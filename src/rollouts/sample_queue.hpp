@@ -47,6 +47,9 @@ class SampleReceiver {
   /// Error{kCorrupt} naming file or message when a payload is damaged or is not the step that was due.
   [[nodiscard]] virtual std::optional<RankBatch> pop(std::chrono::milliseconds timeout) = 0;
   virtual bool is_closed() const = 0;
+  /// Word of an end that was there before this receiver: of a sender that was faster, or of an earlier run. One that is stopped need not
+  /// wait either way: a sender that is to come would have removed it before it sent anything.
+  virtual bool was_closed_before() const { return false; }
   virtual std::string describe() const = 0;
 };
 

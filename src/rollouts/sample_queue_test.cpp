@@ -285,8 +285,10 @@ TEST(FileQueue, AnEndOfAnEarlierRunIsIgnored) {
   EXPECT_TRUE(restarted->is_closed()) << "of this run: its last step was ours to take";
   auto resumed = make_file_receiver({.folder = folder, .first_step = 2});
   EXPECT_FALSE(resumed->is_closed());
+  EXPECT_TRUE(resumed->was_closed_before());
   EXPECT_FALSE(resumed->pop(5ms).has_value());
   auto sender = make_file_sender({.folder = folder, .first_step = 2});
+  EXPECT_FALSE(resumed->was_closed_before());
   ASSERT_TRUE(sender->push(make_batch(2, 1), 30s));
   expect_batch(resumed->pop(30s), 2, 0);
   sender->close();

@@ -316,6 +316,19 @@ void load_masters(StateFiles& files, nn::Parameters& parameters) {
       files.read(p, {}, part.begin - p.offset, parameters.values_in(part));
 }
 
+/// Of a folder whose checksums are right: what does not fit in it is of other parameters.
+void load_own_masters(StateFiles& files, nn::Parameters& parameters) {
+  try {
+    load_masters(files, parameters);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kIo) throw;
+    fail(ErrorCode::kInvalidArgument,
+         "[ckpt] {}. The checkpoint is whole, so it is of another model than model.name, or of a run with another model.lora: resume it "
+         "with what it was made with, or choose another --output-dir",
+         error.what());
+  }
+}
+
 /// All but the packed weights.
 TrainProgress load_state(const fs::path& checkpoints, std::int64_t step, const ResumeOptions& resume, Policy& policy,
                          GradientStep& gradient_step) {
@@ -325,7 +338,7 @@ TrainProgress load_state(const fs::path& checkpoints, std::int64_t step, const R
   const fs::path progress_file = folder / kProgressFile;
   TrainProgress progress = parse_progress(read_file(progress_file, kMaxProgressBytes), progress_file.string());
   StateFiles files(folder);
-  load_masters(files, policy.parameters());
+  load_own_masters(files, policy.parameters());
   Optimizer& optimizer = gradient_step.optimizer();
   if (!resume.skip_optimizer) {
     if (progress.optimizer_type != optimizer.type_name())

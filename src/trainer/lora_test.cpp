@@ -97,6 +97,14 @@ TEST(LoraTraining, ResumeEqualsUninterruptedBitForBitAndTheBaseStays) {
     const auto saved = io::SafetensorsFile::open(scratch.path / "b/checkpoints/step_3/trainer/model.safetensors");
     for (const io::SafetensorsEntry& entry : saved.entries()) EXPECT_THAT(entry.name, ::testing::HasSubstr(".lora_"));
     EXPECT_EQ(saved.entries().size(), second->parameters().named().size());
+    options.resume.emplace();
+    const auto of_all = make_tiny_policy(scratch.path / "model");
+    try {
+      train(options, *of_all);
+      FAIL() << "a checkpoint of an adapter was read as one of all weights";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("The checkpoint is whole, so it is of another model than model.name"));
+    }
   }
 }
 

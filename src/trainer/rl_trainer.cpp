@@ -244,7 +244,7 @@ class RlTraining final : public Training {
       const auto now = Clock::now();
       if (!stopped_at) stopped_at = now;
       const bool may_wait = options_.max_steps_after_stop > 0 && !options_.abort.stop_requested();
-      return !may_wait || now - *stopped_at >= options_.stop_grace;
+      return !may_wait || receiver_->was_closed_before() || now - *stopped_at >= options_.stop_grace;
     }
     if (waiting.is_expired()) waiting.fail_expired("is the orchestrator alive, and does it reach the inference server?");
     waiting.check();

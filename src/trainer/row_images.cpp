@@ -21,9 +21,9 @@ void RowImages::check(const wire::MicroBatch& row) const {
   for (const wire::PromptImage& image : row.images) {
     if (image.pixels->height != image.rows * side || image.pixels->width != image.cols * side)
       fail(ErrorCode::kInvalidArgument,
-           "an image of '{}' has {} x {} pixels for a grid of {} x {} tokens; each token of this model's vision tower is {} x {} pixels: "
+           "an image of '{}' has {} x {} pixels for a grid of {} x {} tokens; each token of the vision tower of {} is {} x {} pixels: "
            "was it brought to its size for another model?",
-           env_of(image.first), image.pixels->width, image.pixels->height, image.rows, image.cols, side, side);
+           env_of(image.first), image.pixels->width, image.pixels->height, image.rows, image.cols, vision.folder.string(), side, side);
     for (std::int64_t token = image.first; token < image.end(); ++token)
       if (const std::int32_t id = row.input_ids[static_cast<std::size_t>(token)]; id != vision.image_token_id)
         fail(ErrorCode::kInvalidArgument, "an image of '{}' stands on token {} of a row, which is id {}, wanted the placeholder {}",

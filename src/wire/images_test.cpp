@@ -136,7 +136,13 @@ TEST(ImagePacking, NoImageIsDivided) {
     EXPECT_EQ(row.images.size(), left.second) << seq_len;
     EXPECT_EQ(row.position_ids.size(), left.first);
   }
-  EXPECT_TRUE(pack({seeing_sample(0, {picture}, 2)}, {.seq_len = 5})[0].empty()) << "nothing is left";
+  const auto longer = seeing_sample(0, {picture}, 2);
+  PackLosses losses;
+  EXPECT_EQ(pack({longer, seeing_sample(9, {}, 1), seeing_sample(2, {}, 1)}, {.seq_len = 5}, &losses)[0].size(), 2u);
+  EXPECT_EQ(losses.num_lost, 1) << "nothing is left of it";
+  EXPECT_EQ(losses.num_cut, 1);
+  EXPECT_EQ(losses.num_cut_tokens, static_cast<std::int64_t>(longer.token_ids.size()) + 5);
+  EXPECT_THROW(pack({longer}, {.seq_len = 5}), Error) << "a batch without a token";
 }
 
 TEST(ImagePacking, RowsWithImagesAndOfTextAreTwoGroups) {

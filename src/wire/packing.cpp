@@ -311,12 +311,24 @@ void distribute(RowGroup& group, std::vector<std::vector<MicroBatch>>& ranks) {
 
 }  // namespace
 
-std::vector<std::vector<MicroBatch>> pack(std::vector<TrainingSample> samples, const PackOptions& options) {
+std::vector<std::vector<MicroBatch>> pack(std::vector<TrainingSample> samples, const PackOptions& options, PackLosses* losses) {
   PRL_CHECK(options.seq_len > 0 && options.num_ranks > 0 && options.pad_to_multiple_of > 0, "seq_len {}, ranks {}, pad multiple {}",
             options.seq_len, options.num_ranks, options.pad_to_multiple_of);
   std::vector<std::vector<MicroBatch>> ranks(static_cast<std::size_t>(options.num_ranks));
   if (samples.empty()) return ranks;
-  for (TrainingSample& sample : samples) prepare(sample, options.seq_len);
+  PackLosses lost;
+  for (TrainingSample& sample : samples) {
+    const auto before = static_cast<std::int64_t>(sample.token_ids.size());
+    prepare(sample, options.seq_len);
+    const auto after = static_cast<std::int64_t>(sample.token_ids.size());
+    lost.num_cut_tokens += before - after;
+    if (after < before) ++(after == 0 ? lost.num_lost : lost.num_cut);
+  }
+  if (losses != nullptr) *losses = lost;
+  if (lost.num_lost == static_cast<std::int64_t>(samples.size()))
+    fail(ErrorCode::kInvalidArgument,
+         "[packing] all {} samples begin with an image longer than a row of {} tokens: raise seq_len, or lower the most pixels of an image",
+         samples.size(), options.seq_len);
   // A picture that begins a sample and is longer than a row leaves nothing of it.
   std::erase_if(samples, [](const TrainingSample& sample) { return sample.token_ids.empty(); });
   std::vector<std::int64_t> lengths;

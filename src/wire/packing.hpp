@@ -22,15 +22,22 @@ struct PackOptions {
   BinCost cost = {};
 };
 
+/// What rows of `seq_len` tokens had no room for.
+struct PackLosses {
+  std::int64_t num_cut = 0;         ///< samples that lost tokens, but not all
+  std::int64_t num_lost = 0;        ///< samples of which nothing is left: they begin with an image longer than a row
+  std::int64_t num_cut_tokens = 0;  ///< of both kinds
+};
+
 /// Packs samples into rows for W ranks: first-fit decreasing, enough bins for all ranks, padding, masked copies to fill up, and
 /// a balanced assignment. Pure and deterministic (spec 2.5).
 ///
 /// Every token of every (truncated) sample is in exactly one row; a fill row is a copy of a real row that takes part in no
 /// loss. Empty input gives W empty lists. No image is divided: a sample ends before one that does not fit. Rows with images come first on
-/// each rank.
+/// each rank. `losses` says what was cut.
 /// Errors    Error{kInvalidArgument} naming the environment: streams of different lengths, or no advantages although tokens
-///           take part in the rl loss.
-std::vector<std::vector<MicroBatch>> pack(std::vector<TrainingSample> samples, const PackOptions& options);
+///           take part in the rl loss; or nothing is left of any sample.
+std::vector<std::vector<MicroBatch>> pack(std::vector<TrainingSample> samples, const PackOptions& options, PackLosses* losses = nullptr);
 
 /// One stage of it, for those who only plan: bins of indices into `lengths` (each in (0, seq_len]), first-fit decreasing.
 std::vector<std::vector<std::size_t>> first_fit_decreasing(std::span<const std::int64_t> lengths, std::int64_t seq_len);

@@ -24,6 +24,9 @@ def test_help_and_version():
         check(prl("help", command)[0] == text, f"prl help {command} differs from prl {command} --help")
         check(prl(command, "--version")[0].startswith("prl "), f"{command} --version")
     check(prl("--version")[0].startswith("prl "), "no version")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([harness.PRL, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=20)
+    check(done.returncode == 1 and "No space left on device" in done.stderr, f"help that is not written: {done.returncode} {done.stderr}")
     subjects = {line["subject"] for line in json.loads(prl("doctor", "--json")[0])}
     check({"cpu", "memory", "gpu", "open files", "disk"} <= subjects, f"doctor speaks of {subjects}")
 

@@ -1,14 +1,16 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "ops/eight_bit.hpp"
 #include "tensor/dtype.hpp"
 
-// Panels of 8-bit codes (ops/eight_bit.hpp) on CPUs: the factor of each column as fp32, 2^(120 + n), then the codes in the order in which
-// the kind's panels of wider types hold their values.
+// Panels of 8-bit codes (ops/eight_bit.hpp) on CPUs: the factor of each column as fp32, 2^(120 + n) or NaN, then the codes in the order in
+// which the kind's panels of wider types hold their values.
 
 namespace prl::ops::cpu {
 
@@ -35,10 +37,11 @@ void pack_codes(void* out, const In* source, std::int64_t stride, int cols, int 
     factors[j] = 0.0f;
     if (j >= cols) continue;
     const In* const row = source + j * stride;
-    float greatest = 0.0f;
-    for (std::int64_t p = 0; p < k; ++p) greatest = std::max(greatest, std::fabs(eight_bit_input<Compute>(row[p])));
-    const int n = eight_bit_exponent(greatest);
-    factors[j] = std::ldexp(1.0f, 120 + n);
+    std::uint32_t greatest = 0;  // as bits: those of NaN are greater than all others
+    for (std::int64_t p = 0; p < k; ++p)
+      greatest = std::max(greatest, std::bit_cast<std::uint32_t>(eight_bit_input<Compute>(row[p])) & 0x7fffffffu);
+    const int n = eight_bit_exponent(std::bit_cast<float>(greatest));
+    factors[j] = n == kNoNumberExponent ? std::numeric_limits<float>::quiet_NaN() : std::ldexp(1.0f, 120 + n);
     for (std::int64_t first = 0; first < k; first += kCodesAtOnce) {
       const std::int64_t count = std::min(kCodesAtOnce, k - first);
       std::uint8_t piece[kCodesAtOnce];
@@ -48,6 +51,9 @@ void pack_codes(void* out, const In* source, std::int64_t stride, int cols, int 
   }
 }
 
-inline int exponent_of_factor(float factor) { return factor == 0.0f ? 0 : std::ilogb(factor) - 120; }
+inline int exponent_of_factor(float factor) {
+  if (std::isnan(factor)) return kNoNumberExponent;
+  return factor == 0.0f ? 0 : std::ilogb(factor) - 120;
+}
 
 }  // namespace prl::ops::cpu

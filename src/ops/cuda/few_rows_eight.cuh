@@ -2,6 +2,7 @@
 
 #include "ops/cuda/few_rows_args.cuh"
 #include "ops/cuda/hopper.cuh"
+#include "ops/eight_bit.hpp"
 
 // Products of few rows with weights that are codes of 8 bits (ops/eight_bit.hpp). They come to shared memory as codes; a warpgroup widens
 // them, each to the value that it stands for, into the slots where weights of 16 bits would have been copied to. So the rest is the same
@@ -24,7 +25,9 @@ __host__ __device__ constexpr std::int64_t codes_at(std::int64_t N, std::int64_t
 __host__ __device__ constexpr int input_of_code(int at) { return at / 4 * 4 + (at % 2 == 0 ? 2 : 0) + at % 4 / 2; }
 /// What codes whose bits were moved to those of a bfloat16 are multiplied by, as bits of a bfloat16: 2^(120 + n). Exponents of E4M3 have a
 /// bias of 7, those of bfloat16 one of 127.
-__host__ __device__ constexpr std::uint16_t code_factor(int n) { return static_cast<std::uint16_t>((247 + n) << 7); }
+__host__ __device__ constexpr std::uint16_t code_factor(int n) {
+  return n == kNoNumberExponent ? std::uint16_t{0x7fc0} : static_cast<std::uint16_t>((247 + n) << 7);
+}
 
 #if PRL_HOPPER
 

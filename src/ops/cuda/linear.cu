@@ -6,6 +6,7 @@
 #include "ops/cuda/bodies.hpp"
 #include "ops/cuda/few_rows.hpp"
 #include "ops/cuda/few_rows_eight.cuh"
+#include "ops/cuda/input_codes.cuh"
 #include "ops/cuda/input_codes.hpp"
 #include "ops/cuda/linear_weight.hpp"
 #include "ops/cuda/map.cuh"
@@ -68,7 +69,6 @@ constexpr int kKeptOfRow = 4;
 /// A block for each row. kWide: its vectors are all whole and aligned.
 template <typename T, bool kWide>
 __global__ void __launch_bounds__(kRoundThreads) round_to_eight_bits_kernel(T* w, std::int64_t cols, const KeptCodes kept) {
-  __shared__ float scratch[kRoundThreads / kWarp];
   const std::int64_t n_row = blockIdx.x;
   T* const row = w + n_row * cols;
   const auto vectors = static_cast<int>((cols + kVec - 1) / kVec);
@@ -85,13 +85,12 @@ __global__ void __launch_bounds__(kRoundThreads) round_to_eight_bits_kernel(T* w
       use(v, vector, false);
     }
   };
-  float greatest = 0.0f;
+  std::uint32_t greatest = 0;
   for_each([&](float(&v)[kVec], int vector, bool) {
     read(v, vector);
-#pragma unroll
-    for (const float value : v) greatest = fmaxf(greatest, fabsf(value));
+    greatest = greatest_of(v, greatest);
   });
-  const int n = eight_bit_exponent(block_max(greatest, scratch));
+  const int n = eight_bit_exponent(__uint_as_float(greatest_of_block<kRoundThreads>(greatest)));
   if (threadIdx.x == 0 && kept.codes != nullptr) kept.factors[n_row] = code_factor(n);
   if (threadIdx.x == 0 && kept.plain != nullptr) kept.plain_factors[n_row] = power_of_two(n);
   for_each([&](float(&v)[kVec], int vector, bool is_held) {

@@ -119,13 +119,16 @@ inline void unpack_column_eight(float* out, const void* panel, int j, std::int64
   const int n = exponent_of_factor(static_cast<const float*>(panel)[j]);
   for (std::int64_t p = 0; p < depth; ++p) out[p] = eight_bit_value(codes_of(panel)[place_of_code(p, j)], n);
 }
-/// What is added to the bf16 exponents of both rows of a pair, for the columns of each half of a panel.
+/// What is added to the bf16 exponents of both rows of a pair, for the columns of each half of a panel. It makes the code of NaN that.
 struct PairExponents {
   __m512i of_half[2];
   explicit PairExponents(const void* panel) {
     for (int half = 0; half < 2; ++half) {
       const __m512i factor = _mm512_loadu_si512(static_cast<const float*>(panel) + 16 * half);
-      const __m512i sum = _mm512_slli_epi32(_mm512_sub_epi32(_mm512_srli_epi32(factor, 23), _mm512_set1_epi32(127)), 7);
+      const __m512i of_factor = _mm512_srli_epi32(factor, 23);
+      const __m512i exponent = _mm512_mask_mov_epi32(_mm512_sub_epi32(of_factor, _mm512_set1_epi32(127)),
+                                                     _mm512_cmpeq_epi32_mask(of_factor, _mm512_set1_epi32(255)), _mm512_set1_epi32(240));
+      const __m512i sum = _mm512_slli_epi32(exponent, 7);
       of_half[half] = _mm512_or_si512(_mm512_and_si512(sum, _mm512_set1_epi32(0xffff)), _mm512_slli_epi32(sum, 16));
     }
   }
