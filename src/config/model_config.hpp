@@ -118,8 +118,7 @@ struct Fp8Quantization {
   std::optional<std::vector<std::string>> ignore_patterns;
   template <class V>
   void visit(V& v) {
-    v.field("activations", activations,
-            "Also round the inputs of products to 8 bits, a factor for each row; gradients stay as they are");
+    v.field("activations", activations, "Also round the inputs of products to 8 bits, a factor for each row; gradients stay as they are");
     v.field("enable_grouped_gemm", enable_grouped_gemm, "Also quantise the products of experts");
     v.field("ignore_patterns", ignore_patterns, "Modules that stay as they are, as regular expressions",
             {.status = not_built("a choice of modules; routers, the embedding and the head stay as they are")});

@@ -137,13 +137,13 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   check_expert_ranks({}, config.trainer.model);
   config::InferenceConfig inference = *config.inference;
   const auto runtime = make_runtime(config.trainer.compute);
-
   open_logs(config.output_dir);
   const trainer::GradientStepOptions training = step_options(config.trainer, runtime);
   const trainer::PolicyOptions options = policy_options(config.trainer, runtime);
   const nn::ModelConfig model = trainer::model_config(options);
-  PlannedPolicy planned = make_policy(runtime, options, training, config.trainer.model.seq_len,
-                                      is_planned(*runtime) ? least_engine_bytes(inference, model, options.compute, version_bytes(options, model)) : 0);
+  PlannedPolicy planned =
+      make_policy(runtime, options, training, config.trainer.model.seq_len,
+                  is_planned(*runtime) ? least_engine_bytes(inference, model, options.compute, version_bytes(options, model)) : 0);
   trainer::Policy& policy = *planned.policy;
   std::optional<MemoryPlan>& plan = planned.plan;
   trainer::RlRunOptions run =

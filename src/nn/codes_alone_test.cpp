@@ -6,8 +6,8 @@
 
 #include <filesystem>
 
-#include "nn/peft.hpp"
 #include "nn/parameters.hpp"
+#include "nn/peft.hpp"
 #include "nn/test_support.hpp"
 
 namespace prl::nn {
@@ -76,8 +76,7 @@ TEST_P(CodesAloneTest, LoadedWeightsHaveTheBitsOfThoseThatWereMade) {
 
 TEST_P(CodesAloneTest, ValuesThatWereSentAreDropped) {
   const WeightsPtr made = make_weights(ctx(), *parameters_, DType::kBF16, PolicyVersion{1}, false, nullptr);
-  const WeightsPtr received =
-      load_flat_weights(ctx(), config_, flat_values(ctx(), *parameters_, DType::kBF16), PolicyVersion{1}, nullptr);
+  const WeightsPtr received = load_flat_weights(ctx(), config_, flat_values(ctx(), *parameters_, DType::kBF16), PolicyVersion{1}, nullptr);
   EXPECT_EQ(checksum(ctx(), *received).tensors, checksum(ctx(), *made).tensors);
   EXPECT_EQ(received->flat.defined(), made->flat.defined() && !holds_codes_alone(ctx(), config_, DType::kBF16));
 }

@@ -21,9 +21,8 @@ namespace {
 
 /// Rows of a packed matrix, one after the other.
 std::vector<float> unpacked(const ops::LinearWeight& weight, std::int64_t first_row, std::int64_t num_rows) {
-  const auto cols = static_cast<std::size_t>(weight.num_inputs());
-  std::vector<float> out(static_cast<std::size_t>(num_rows) * cols);
-  for (std::int64_t row = 0; row < num_rows; ++row) weight.unpack_row(first_row + row, out.data() + static_cast<std::size_t>(row) * cols);
+  std::vector<float> out(static_cast<std::size_t>(num_rows * weight.num_inputs()));
+  weight.unpack_rows(first_row, num_rows, out.data());
   return out;
 }
 
@@ -38,7 +37,7 @@ void read_base(const Weights& weights, const TensorSpec& spec, std::size_t block
   const std::int64_t cols = spec.is_matrix() ? spec.shape[1] : 1, row = spec.first_row + first / cols;
   const auto rows = static_cast<std::int64_t>(out.size()) / cols;
   if (!from.plain.defined()) {
-    for (std::int64_t i = 0; i < rows; ++i) from.packed->unpack_row(row + i, out.data() + i * cols);
+    from.packed->unpack_rows(row, rows, out.data());
     return;
   }
   DeviceRuntime& runtime = *from.plain.runtime();

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <map>
 #include <memory>
 #include <utility>
@@ -76,21 +75,21 @@ inline void share_with_model(Weights& head, const Weights& model) {
   }
 }
 
-/// Memory for the codes of weights that round their inputs: of a layer's experts in one piece, so that they can be multiplied with together.
+/// Memory for the codes of weights that round their inputs: of a layer's experts in one piece, so that they can be multiplied with
+/// together.
 class CodePlaces {
  public:
   CodePlaces() = default;
   /// `codes_alone`: weights keep no values beside their codes (ops::CodeMemory).
   CodePlaces(ops::OpContext& ctx, const TensorTable& table, DType compute, bool codes_alone)
       : ctx_(&ctx), compute_(compute), codes_alone_(codes_alone) {
-    std::map<std::pair<Block, std::int64_t>, std::int64_t> num_experts;
-    for (const BlockSpec& block : table.blocks())
-      if (block.is_matrix() && block.rounds_inputs && block.expert >= 0)
-        num_experts[{block.kind, block.layer}] = std::max(num_experts[{block.kind, block.layer}], block.expert + 1);
-    for (const auto& [of, count] : num_experts) {
-      const Shape shape = table.blocks()[table.find(of.first, of.second, 0)].shape;
-      of_experts_.emplace(of, taken(count, shape));
+    std::map<std::pair<Block, std::int64_t>, const BlockSpec*> last;  // of a layer's experts
+    for (const BlockSpec& block : table.blocks()) {
+      if (!block.is_matrix() || !block.rounds_inputs || block.expert < 0) continue;
+      const BlockSpec*& greatest = last[{block.kind, block.layer}];
+      if (greatest == nullptr || greatest->expert < block.expert) greatest = &block;
     }
+    for (const auto& [of, block] : last) of_experts_.emplace(of, taken(block->expert + 1, block->shape));
   }
   /// Undefined for weights that take what they want.
   ops::CodeMemory of(const BlockSpec& block) const {

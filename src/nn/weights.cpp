@@ -107,11 +107,11 @@ CodesAloneBytes codes_alone_bytes(const TensorTable& table, DType compute) {
   std::map<std::tuple<Block, std::int64_t, std::int64_t>, std::size_t> together;  // matrices that are multiplied with at a time
   for (const BlockSpec& block : table.blocks()) {
     const std::size_t of_values = static_cast<std::size_t>(block.shape.num_elements()) * size_of(compute);
-    const std::int64_t of_codes =
-        compute == DType::kBF16 && block.is_matrix() && block.rounds_inputs ? ops::eight_bit_product_bytes(block.shape[0], block.shape[1]) : 0;
+    const std::int64_t of_codes = compute == DType::kBF16 && block.is_matrix() && block.rounds_inputs
+                                      ? ops::eight_bit_product_bytes(block.shape[0], block.shape[1])
+                                      : 0;
     bytes.weights += of_codes > 0 ? static_cast<std::size_t>(of_codes) : of_values;
-    if (of_codes > 0)
-      bytes.widened = std::max(bytes.widened, together[{block.kind, block.layer, block.expert < 0 ? -1 : 0}] += of_values);
+    if (of_codes > 0) bytes.widened = std::max(bytes.widened, together[{block.kind, block.layer, block.expert < 0 ? -1 : 0}] += of_values);
   }
   return bytes;
 }
@@ -322,12 +322,7 @@ class StoredReader {
   /// `stored`: one per tensor of `table`, which may hold a part of its rows.
   StoredReader(ops::OpContext& ctx, const TensorTable& table, std::span<const StoredTensor> stored, DType compute, bool with_backward,
                CodePlaces codes = {})
-      : ctx_(ctx),
-        tensors_(table.tensors()),
-        stored_(stored),
-        compute_(compute),
-        with_backward_(with_backward),
-        codes_(std::move(codes)) {}
+      : ctx_(ctx), tensors_(table.tensors()), stored_(stored), compute_(compute), with_backward_(with_backward), codes_(std::move(codes)) {}
 
   Tensor vector(const BlockSpec& block) const {
     const Tensor raw = Tensor::empty(ctx_.runtime, block.shape, DType::kF32);
@@ -543,6 +538,12 @@ WeightsPtr adapted(ops::OpContext& ctx, const TensorTable& trained, const Weight
 WeightsPtr adapt_weights(ops::OpContext& ctx, const Parameters& parameters, const AdapterConfig& config, DType adapter_dtype,
                          const WeightsPtr& base, PolicyVersion version, const Tensor& rounded) {
   const TensorTable& trained = *parameters.table();
+  if (!rounded.defined() && ops::shares_weights(ctx) && adapter_dtype == base->compute && parameters.holds_all()) {
+    // One cast in place of one for each of the thousands of matrices that adapters of experts have.
+    const Tensor values = Tensor::empty(ctx.runtime, parameters.all_values().shape(), adapter_dtype);
+    ops::cast(ctx, values, parameters.all_values());
+    return adapt_weights(ctx, parameters, config, adapter_dtype, base, version, values);
+  }
   if (!rounded.defined())
     return adapted(ctx, trained, base, version, Packer(ctx, parameters, base->compute, true), [&](Weights& to) {
       const Packer of_adapter(ctx, parameters, adapter_dtype, true);

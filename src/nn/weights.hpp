@@ -122,8 +122,9 @@ Tensor flat_values(ops::OpContext& ctx, const Parameters& parameters, DType comp
 /// The same from weights without an adapter: their own array where they have one, on their device; else in host memory, row by row.
 Tensor flat_values(const WeightsPtr& weights);
 /// Weights without gradients from flat_values() of a model of the same `config`; bit for bit those that make_weights() makes. `values` in
-/// host memory or on the context's device, where they become the memory of the weights if ops::shares_weights(), unless those hold codes alone;
-/// what is enqueued to fill them comes before. Error{kShape} if `values` has another length; {kCorrupt} naming the tensor that holds NaN or infinity.
+/// host memory or on the context's device, where they become the memory of the weights if ops::shares_weights(), unless those hold codes
+/// alone; what is enqueued to fill them comes before. Error{kShape} if `values` has another length; {kCorrupt} naming the tensor that holds
+/// NaN or infinity.
 WeightsPtr load_flat_weights(ops::OpContext& ctx, const ModelConfig& config, const Tensor& values, PolicyVersion version,
                              const WeightsPtr& previous);
 /// The same for devices that share the layers; `values` in host memory or on the first of them, where all of it has been written.

@@ -21,6 +21,10 @@ class LinearWeight {
   virtual std::size_t num_bytes() const noexcept = 0;
   /// Row `n` of W in compute dtype values widened to fp32 into out_K, for checksums and saving.
   virtual void unpack_row(std::int64_t n, float* out_K) const = 0;
+  /// The same of rows [first, first + count), one behind another: a GPU is waited for once.
+  virtual void unpack_rows(std::int64_t first, std::int64_t count, float* out) const {
+    for (std::int64_t i = 0; i < count; ++i) unpack_row(first + i, out + i * num_inputs_);
+  }
   /// Takes the values of another matrix of this shape and dtype, and of another bias if it has one, as share_linear() would have made it;
   /// where that shares memory `w_NK` must be the tensor it was made of. For who holds it alone.
   virtual void refill(OpContext& ctx, const Tensor& w_NK, ConstTensorView bias_N) = 0;
@@ -56,7 +60,8 @@ constexpr bool is_eight_bit(WeightUse use) noexcept {
 /// another; undefined where it keeps nothing.
 struct CodeMemory {
   Tensor codes, factors;  ///< kU8 [count * N, K], fp32 [count * N]
-  /// The weight keeps no values beside them: whatever wants those gets them from the codes, the same bits. For weights that are not refilled.
+  /// The weight keeps no values beside them: whatever wants those gets them from the codes, the same bits. For weights that are not
+  /// refilled.
   bool is_alone = false;
   /// That of matrix `i` of [N, K].
   CodeMemory of(std::int64_t i, std::int64_t N) const {

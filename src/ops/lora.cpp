@@ -113,7 +113,8 @@ namespace {
 
 void check_groups_of_rows(ShapeCheck& c, std::span<const LoraWeight* const> adapters, std::span<const std::int32_t> begin,
                           std::int64_t num_rows) {
-  c.require(begin.size() == adapters.size() + 1 && std::ranges::is_sorted(begin) && (begin.empty() || (begin.front() >= 0 && begin.back() <= num_rows)),
+  c.require(begin.size() == adapters.size() + 1 && std::ranges::is_sorted(begin) &&
+                (begin.empty() || (begin.front() >= 0 && begin.back() <= num_rows)),
             "wanted where the rows of each group begin, and where they end");
 }
 
@@ -137,7 +138,8 @@ bool grouped_lora_backward(OpContext& ctx, TensorView dx_RK, std::span<const Ten
   c.check("dy", dy_RN, "R N").check("x", x_RK, "R K").floating("x", x_RK).same_dtype("dy", dy_RN.dtype, "x", x_RK.dtype);
   check_groups_of_rows(c, adapters, begin, x_RK.shape.num_rows());
   const std::size_t num_parts = adapters[0]->parts.size();
-  c.require(da.size() == adapters.size() && db.size() == adapters.size() * num_parts, "wanted one da for each group, and one db for each part");
+  c.require(da.size() == adapters.size() && db.size() == adapters.size() * num_parts,
+            "wanted one da for each group, and one db for each part");
   for (std::size_t g = 0; g < adapters.size(); ++g) {
     const LoraWeight& w = *adapters[g];
     check_weight(c, w, dy_RN.shape.num_cols());

@@ -106,8 +106,8 @@ void lora_backward(OpContext& ctx, TensorView dx_TK, TensorView da_RK, std::span
 /// add_lora of each group: the same bits.
 bool add_grouped_lora(OpContext& ctx, TensorView y_RN, ConstTensorView x_RK, std::span<const LoraWeight* const> adapters,
                       std::span<const std::int32_t> begin);
-/// lora_backward of each group: the same bits. `da` has one view for each group, `db` one for each part of each group, group by group; those
-/// of groups without rows become 0 unless `accumulate`.
+/// lora_backward of each group: the same bits. `da` has one view for each group, `db` one for each part of each group, group by group;
+/// those of groups without rows become 0 unless `accumulate`.
 bool grouped_lora_backward(OpContext& ctx, TensorView dx_RK, std::span<const TensorView> da, std::span<const TensorView> db,
                            ConstTensorView dy_RN, ConstTensorView x_RK, std::span<const LoraWeight* const> adapters,
                            std::span<const std::int32_t> begin, bool accumulate_dx, bool accumulate);

@@ -221,12 +221,15 @@ double sum_squares(OpContext& ctx, std::span<const ConstTensorView> xs) {
   return is_empty ? 0.0 : table_entry(ctx, ctx.table->sum_squares, "sum_squares")(ctx, xs);
 }
 
-void chunk_squares(OpContext& ctx, std::span<float> out_C, ConstTensorView x) {
-  ShapeCheck c("chunk_squares", ctx);
-  c.check("x", x, "R C", DType::kF32).contiguous("x", x);
-  const std::int64_t n = x.shape.num_elements();
-  c.require(static_cast<std::int64_t>(out_C.size()) == (n + kSquaresChunk - 1) / kSquaresChunk, "one sum per chunk is wanted");
-  if (n > 0) table_entry(ctx, ctx.table->chunk_squares, "chunk_squares")(ctx, out_C, x);
+void chunk_squares(OpContext& ctx, std::span<float> out_C, std::span<const ConstTensorView> xs) {
+  std::int64_t num_chunks = 0;
+  for (const ConstTensorView& x : xs) {
+    ShapeCheck c("chunk_squares", ctx);
+    c.check("x", x, "R C", DType::kF32).contiguous("x", x);
+    num_chunks += (x.shape.num_elements() + kSquaresChunk - 1) / kSquaresChunk;
+  }
+  ShapeCheck("chunk_squares", ctx).require(static_cast<std::int64_t>(out_C.size()) == num_chunks, "one sum per chunk is wanted");
+  if (num_chunks > 0) table_entry(ctx, ctx.table->chunk_squares, "chunk_squares")(ctx, out_C, xs);
 }
 
 std::int64_t find_not_finite(OpContext& ctx, ConstTensorView x) {

@@ -100,9 +100,9 @@ double sum_squares(OpContext& ctx, std::span<const ConstTensorView> xs);
 inline double sum_squares(OpContext& ctx, ConstTensorView x) { return sum_squares(ctx, std::span(&x, 1)); }
 /// Elements of a chunk of chunk_squares.
 inline constexpr std::int64_t kSquaresChunk = 4096;
-/// out_C[c] (host) = sum of squares of elements [c, c + 1) * kSquaresChunk of x (fp32, contiguous), whose last chunk may be shorter. A
-/// chunk's sum depends on its elements alone. Waits for the device.
-void chunk_squares(OpContext& ctx, std::span<float> out_C, ConstTensorView x);
+/// out_C (host) = sums of squares of elements [c, c + 1) * kSquaresChunk of each tensor (fp32, contiguous), whose last chunk may be
+/// shorter, those of one tensor after those of another. A chunk's sum depends on its elements alone. Waits for the device once.
+void chunk_squares(OpContext& ctx, std::span<float> out_C, std::span<const ConstTensorView> xs);
 /// Index of the first element of x (F32 or BF16, contiguous) that is NaN or infinite; -1 if there is none. Waits for the device.
 std::int64_t find_not_finite(OpContext& ctx, ConstTensorView x);
 /// x *= factor, fp32.

@@ -400,15 +400,29 @@ TEST_P(PointwiseTest, ChunkSquaresDependOnTheirElementsAlone) {
   const std::int64_t n = 2 * kSquaresChunk + 100;
   const Tensor x = s.random({n}, DType::kF32, 1);
   std::vector<float> whole(3), last(2), none;
-  chunk_squares(s.ctx, whole, x);
-  chunk_squares(s.ctx, last, x.slice(kSquaresChunk, n - kSquaresChunk));
+  const ConstTensorView all[] = {x}, rest[] = {x.slice(kSquaresChunk, n - kSquaresChunk)}, empty[] = {s.random({0}, DType::kF32, 1)};
+  chunk_squares(s.ctx, whole, all);
+  chunk_squares(s.ctx, last, rest);
   EXPECT_EQ(whole[1], last[0]);
   EXPECT_EQ(whole[2], last[1]);
   double sum = 0;
   for (const float square : whole) sum += static_cast<double>(square);
   EXPECT_NEAR(sum, sum_squares(s.ctx, x), sum * 1e-9);
-  chunk_squares(s.ctx, none, s.random({0}, DType::kF32, 1));
-  EXPECT_THROW(chunk_squares(s.ctx, last, x), Error);
+  chunk_squares(s.ctx, none, empty);
+  EXPECT_THROW(chunk_squares(s.ctx, last, all), Error);
+  // Many tensors, short and long, at once: each has the sums that it has alone.
+  const Tensor large = s.random({70 * kSquaresChunk + 5}, DType::kF32, 2);
+  std::vector<ConstTensorView> several{x, empty[0], large};
+  for (std::int64_t i = 1; i < 40; ++i) several.push_back(large.slice(i * 4000 + 4 * i, 2 * kSquaresChunk - 7 * i));
+  std::vector<float> alone;
+  for (const ConstTensorView& one : several) {
+    std::vector<float> own(static_cast<std::size_t>((one.shape.num_elements() + kSquaresChunk - 1) / kSquaresChunk));
+    chunk_squares(s.ctx, own, std::span(&one, 1));
+    alone.insert(alone.end(), own.begin(), own.end());
+  }
+  std::vector<float> together(alone.size());
+  chunk_squares(s.ctx, together, several);
+  EXPECT_EQ(together, alone);
 }
 
 TEST_P(PointwiseTest, TheFirstElementThatIsNotFiniteIsFound) {

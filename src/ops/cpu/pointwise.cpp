@@ -284,7 +284,7 @@ namespace {
 double sum_squares_of(OpContext& ctx, const ConstTensorView& x) {
   const std::int64_t chunks = (x.shape.num_elements() + kSquaresChunk - 1) / kSquaresChunk;
   float* partial = static_cast<float*>(ctx.workspace->require(static_cast<std::size_t>(chunks) * sizeof(float)));
-  cpu::chunk_squares(ctx, {partial, static_cast<std::size_t>(chunks)}, x);
+  cpu::chunk_squares(ctx, {partial, static_cast<std::size_t>(chunks)}, std::span(&x, 1));
   double total = 0;
   for (std::int64_t c = 0; c < chunks; ++c) total += static_cast<double>(partial[c]);
   return total;
@@ -292,13 +292,17 @@ double sum_squares_of(OpContext& ctx, const ConstTensorView& x) {
 
 }  // namespace
 
-void chunk_squares(OpContext& ctx, std::span<float> out_C, ConstTensorView x) {
-  const std::int64_t n = x.shape.num_elements();
+void chunk_squares(OpContext& ctx, std::span<float> out_C, std::span<const ConstTensorView> xs) {
   const Kernels& k = kernels(ctx);
-  parallel_rows(ctx, static_cast<std::int64_t>(out_C.size()), kSquaresChunk, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t c = begin; c < end; ++c)
-      out_C[static_cast<std::size_t>(c)] = k.sum_squares(x.as<float>() + c * kSquaresChunk, std::min(kSquaresChunk, n - c * kSquaresChunk));
-  });
+  for (const ConstTensorView& x : xs) {
+    const std::int64_t n = x.shape.num_elements(), chunks = (n + kSquaresChunk - 1) / kSquaresChunk;
+    parallel_rows(ctx, chunks, kSquaresChunk, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t c = begin; c < end; ++c)
+        out_C[static_cast<std::size_t>(c)] =
+            k.sum_squares(x.as<float>() + c * kSquaresChunk, std::min(kSquaresChunk, n - c * kSquaresChunk));
+    });
+    out_C = out_C.subspan(static_cast<std::size_t>(chunks));
+  }
 }
 
 double sum_squares(OpContext& ctx, std::span<const ConstTensorView> xs) {

@@ -31,8 +31,7 @@ struct Bench : GpuBench {
     std::vector<const LinearWeight*> weights, eight;
     std::vector<TensorView> to;
     for (std::int64_t e = 0; e < E; ++e) {
-      packed.push_back(
-          share_linear(ctx, rounded.slice(e, 1).reshaped({N, K}), {}, true, WeightUse::kEightBitProduct, memory.of(e, N)));
+      packed.push_back(share_linear(ctx, rounded.slice(e, 1).reshaped({N, K}), {}, true, WeightUse::kEightBitProduct, memory.of(e, N)));
       eight.push_back(packed.back().get());
       packed.push_back(share_linear(ctx, w.slice(e, 1).reshaped({N, K}), {}, true));
       weights.push_back(packed.back().get());

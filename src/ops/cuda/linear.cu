@@ -115,8 +115,8 @@ __global__ void __launch_bounds__(kRoundThreads) round_to_eight_bits_kernel(T* w
 
 constexpr int kWidenBlock = 256;
 /// 16 codes a thread.
-__global__ void __launch_bounds__(kWidenBlock) widen_codes_kernel(uint4* out, const uint4* codes, const float* factors, std::int64_t count,
-                                                                  int of_row) {
+__global__ void __launch_bounds__(kWidenBlock)
+    widen_codes_kernel(uint4* out, const uint4* codes, const float* factors, std::int64_t count, int of_row) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kWidenBlock + threadIdx.x;
   if (i >= count) return;
   const float factor = factors[i / of_row];
@@ -221,25 +221,24 @@ std::size_t DenseWeight::num_bytes() const noexcept {
   return bytes;
 }
 
-void DenseWeight::unpack_row(std::int64_t n, float* out_K) const {
-  PRL_CHECK(n >= 0 && n < num_outputs_, "row {} of {}", n, num_outputs_);
-  const auto K = static_cast<std::size_t>(num_inputs_);
+void DenseWeight::unpack_rows(std::int64_t first, std::int64_t count, float* out) const {
+  PRL_CHECK(first >= 0 && count >= 0 && first + count <= num_outputs_, "{} rows from {} on of {}", count, first, num_outputs_);
+  const auto K = static_cast<std::size_t>(num_inputs_), num = static_cast<std::size_t>(count) * K, at = static_cast<std::size_t>(first) * K;
   if (!has_values()) {
-    std::vector<std::uint8_t> codes(K);
-    float factor = 0;
-    codes_.runtime()->copy_to_host(codes.data(), codes_.as<std::uint8_t>() + static_cast<std::size_t>(n) * K, K);
-    codes_.runtime()->copy_to_host(&factor, factors_.as<float>() + n, sizeof factor);
-    for (std::size_t k = 0; k < K; ++k) out_K[k] = eight_bit_value(codes[k], 0) * factor;
+    std::vector<std::uint8_t> codes(num);
+    std::vector<float> factors(static_cast<std::size_t>(count));
+    codes_.runtime()->copy_to_host(codes.data(), codes_.as<std::uint8_t>() + at, num);
+    codes_.runtime()->copy_to_host(factors.data(), factors_.as<float>() + first, factors.size() * sizeof(float));
+    for (std::size_t i = 0; i < num; ++i) out[i] = eight_bit_value(codes[i], 0) * factors[i / K];
     return;
   }
-  const char* row = w_NK.as<char>() + static_cast<std::size_t>(n) * K * size_of(dtype_);
   if (dtype_ == DType::kF32) {
-    w_NK.runtime()->copy_to_host(out_K, row, K * sizeof(float));
+    w_NK.runtime()->copy_to_host(out, w_NK.as<float>() + at, num * sizeof(float));
     return;
   }
-  std::vector<BFloat16> values(K);
-  w_NK.runtime()->copy_to_host(values.data(), row, K * sizeof(BFloat16));
-  for (std::size_t k = 0; k < K; ++k) out_K[k] = to_f32(values[k]);
+  std::vector<BFloat16> values(num);
+  w_NK.runtime()->copy_to_host(values.data(), w_NK.as<BFloat16>() + at, num * sizeof(BFloat16));
+  for (std::size_t i = 0; i < num; ++i) out[i] = to_f32(values[i]);
 }
 
 const DenseWeight& dense(const OpContext& ctx, const LinearWeight& w) {
@@ -258,8 +257,7 @@ std::optional<Stacked> stacked(const OpContext& ctx, std::span<const LinearWeigh
   for (std::size_t e = 0; e < weights.size(); ++e) {
     const DenseWeight& w = dense(ctx, *weights[e]);
     if (!w.has_values() || w.has_bias() || w.num_outputs() != first.num_outputs() || w.num_inputs() != first.num_inputs() ||
-        w.dtype() != first.dtype() ||
-        w.w_NK.as<char>() != begin + static_cast<std::int64_t>(e) * apart)
+        w.dtype() != first.dtype() || w.w_NK.as<char>() != begin + static_cast<std::int64_t>(e) * apart)
       return std::nullopt;
   }
   return Stacked{&first, apart / row_bytes};

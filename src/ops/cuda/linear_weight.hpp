@@ -23,7 +23,8 @@ class DenseWeight final : public LinearWeight {
   DenseWeight(OpContext& ctx, Tensor w, ConstTensorView bias_N, bool with_backward, WeightUse use = WeightUse::kMatrix,
               const CodeMemory& memory = {});
   std::size_t num_bytes() const noexcept override;
-  void unpack_row(std::int64_t n, float* out_K) const override;
+  void unpack_row(std::int64_t n, float* out_K) const override { unpack_rows(n, 1, out_K); }
+  void unpack_rows(std::int64_t first, std::int64_t count, float* out) const override;
   void refill(OpContext& ctx, const Tensor& w, ConstTensorView bias) override;
 
   /// The values of w_NK once more where they are of 8 bits and kernels read such.

@@ -377,7 +377,8 @@ class GroupedBackward {
     args.narrow_is_vector = args.M % 8 == 0 && has_vector_rows(narrow);
     args.wide_is_vector = args.N % 8 == 0 && has_vector_rows(wide);
     const auto run = [&]<int kM>() {
-      const dim3 grid(static_cast<unsigned>(ceil_div(args.N, kGradientColumns)), static_cast<unsigned>(ceil_div(args.M, 16 * kM)), num_groups_);
+      const dim3 grid(static_cast<unsigned>(ceil_div(args.N, kGradientColumns)), static_cast<unsigned>(ceil_div(args.M, 16 * kM)),
+                      num_groups_);
       grouped_gradient_kernel<kM><<<grid, kGradientThreads, 0, stream_of(ctx_)>>>(args, outs, begin_, accumulate);
     };
     args.M <= 16 ? run.template operator()<1>() : args.M <= 32 ? run.template operator()<2>() : run.template operator()<4>();

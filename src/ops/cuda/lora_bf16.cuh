@@ -384,8 +384,8 @@ __global__ void __launch_bounds__(kThreads) expand_tiles_kernel(const __grid_con
 
 /// Rows of groups that lie together, each group with matrices of its own; all rows, and one matrix, without tiles.
 struct GroupedRows {
-  const RowTile* tiles = nullptr;            ///< of up to kManyRows rows of one group, by blockIdx.y
-  const Bf16* const* matrices = nullptr;     ///< of each group
+  const RowTile* tiles = nullptr;         ///< of up to kManyRows rows of one group, by blockIdx.y
+  const Bf16* const* matrices = nullptr;  ///< of each group
 };
 /// The rows of a block, and the matrix that they are multiplied with, `one` without groups.
 struct BlockOfRows {
@@ -469,8 +469,8 @@ __global__ void __launch_bounds__(kThreads) expand_kernel(const __grid_constant_
   }
 }
 
-/// sum over tokens of narrow[t, m] * wide[t, n], in steps of 16 tokens of a chunk; chunks are added in order. A block owns 16 kM m and 128 n;
-/// a warp 16 kM by 32.
+/// sum over tokens of narrow[t, m] * wide[t, n], in steps of 16 tokens of a chunk; chunks are added in order. A block owns 16 kM m and 128
+/// n; a warp 16 kM by 32.
 constexpr int kGradientThreads = 128, kGradientColumns = 128, kGradientTokens = 32;
 constexpr std::int64_t kChunkTokens = 512;
 struct GradientArgs {

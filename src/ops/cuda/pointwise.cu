@@ -84,9 +84,9 @@ void with_any_float(DType dtype, Body&& body) {
 constexpr std::int64_t kSumChunk = 4096;
 constexpr int kSumBlock = 128;
 
-__global__ void __launch_bounds__(kSumBlock) chunk_squares_kernel(float* partial, const float* x, std::int64_t n) {
+/// By all threads of a block: the sum of squares of elements [begin, end), for thread 0.
+__device__ __forceinline__ float squares_of_chunk(const float* x, std::int64_t begin, std::int64_t end) {
   __shared__ float scratch[kSumBlock / kWarp];
-  const std::int64_t begin = blockIdx.x * kSumChunk, end = min(n, begin + kSumChunk);
   const bool wide = reinterpret_cast<std::uintptr_t>(x) % 16 == 0;
   float sum = 0.0f;
   for (std::int64_t i = begin + threadIdx.x * kVec; i < end; i += kSumBlock * kVec) {
@@ -99,8 +99,22 @@ __global__ void __launch_bounds__(kSumBlock) chunk_squares_kernel(float* partial
 #pragma unroll
     for (int j = 0; j < kVec; ++j) sum = fmaf(v[j], v[j], sum);
   }
-  sum = block_sum(sum, scratch);
+  return block_sum(sum, scratch);
+}
+__global__ void __launch_bounds__(kSumBlock) chunk_squares_kernel(float* partial, const float* x, std::int64_t n) {
+  const std::int64_t begin = blockIdx.x * kSumChunk;
+  const float sum = squares_of_chunk(x, begin, min(n, begin + kSumChunk));
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+/// A chunk of one of many tensors, and where its sum goes.
+struct ChunkOfTensor {
+  const float* x;
+  std::int32_t count, at;
+};
+__global__ void __launch_bounds__(kSumBlock) squares_of_chunks_kernel(float* partial, const ChunkOfTensor* chunks) {
+  const ChunkOfTensor chunk = chunks[blockIdx.x];
+  const float sum = squares_of_chunk(chunk.x, 0, chunk.count);
+  if (threadIdx.x == 0) partial[chunk.at] = sum;
 }
 
 constexpr int kTotalBlock = 1024;
@@ -252,12 +266,34 @@ double sum_squares(OpContext& ctx, std::span<const ConstTensorView> xs) {
   return total;
 }
 
-void chunk_squares(OpContext& ctx, std::span<float> out_C, ConstTensorView x) {
+void chunk_squares(OpContext& ctx, std::span<float> out_C, std::span<const ConstTensorView> xs) {
   static_assert(kSumChunk == kSquaresChunk);
+  constexpr std::int64_t kFewChunks = 64;           // of tensors that share a launch: adapters have thousands
+  constexpr std::size_t kChunksOfLaunch = 1 << 15;  // half a megabyte is staged for them
   float* partial = static_cast<float*>(ctx.workspace->require(out_C.size_bytes()));
-  chunk_squares_kernel<<<static_cast<unsigned>(out_C.size()), kSumBlock, 0, stream_of(ctx)>>>(partial, x.as<float>(),
-                                                                                              x.shape.num_elements());
-  PRL_CUDA_CHECK(cudaGetLastError());
+  std::vector<ChunkOfTensor> shared;
+  const auto launch_shared = [&] {
+    if (shared.empty()) return;
+    const ChunkOfTensor* chunks = staged(ctx, std::span<const ChunkOfTensor>(shared));
+    squares_of_chunks_kernel<<<static_cast<unsigned>(shared.size()), kSumBlock, 0, stream_of(ctx)>>>(partial, chunks);
+    PRL_CUDA_CHECK(cudaGetLastError());
+    shared.clear();
+  };
+  std::int64_t at = 0;
+  for (const ConstTensorView& x : xs) {
+    const std::int64_t n = x.shape.num_elements(), chunks = ceil_div(n, kSumChunk);
+    if (xs.size() > 1 && chunks <= kFewChunks) {
+      for (std::int64_t c = 0; c < chunks; ++c)
+        shared.push_back({x.as<float>() + c * kSumChunk, static_cast<std::int32_t>(std::min(kSumChunk, n - c * kSumChunk)),
+                          static_cast<std::int32_t>(at + c)});
+      if (shared.size() >= kChunksOfLaunch) launch_shared();
+    } else if (chunks > 0) {
+      chunk_squares_kernel<<<static_cast<unsigned>(chunks), kSumBlock, 0, stream_of(ctx)>>>(partial + at, x.as<float>(), n);
+      PRL_CUDA_CHECK(cudaGetLastError());
+    }
+    at += chunks;
+  }
+  launch_shared();
   ctx.runtime->copy_to_host(out_C.data(), partial, out_C.size_bytes());
 }
 

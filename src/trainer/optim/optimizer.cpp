@@ -320,21 +320,31 @@ double global_grad_norm(ops::OpContext& ctx, const Tensor& own_grads, const Shar
   const ElementRanges& own = plan.elements(group.rank());
   // Chunks end with their block: those in between that are not whole begin a new sum of ops::chunk_squares.
   std::vector<double> sums;
-  std::vector<float> squares;
+  std::vector<ConstTensorView> runs;  // of chunks that lie together
+  std::size_t num_squares = 0;
+  const auto squares_of = [](const ConstTensorView& run) {
+    return static_cast<std::size_t>((run.shape.num_elements() + ops::kSquaresChunk - 1) / ops::kSquaresChunk);
+  };
   const std::span<const std::size_t> mine = plan.chunks_of(group.rank());
   const auto chunk = [&](std::size_t i) { return plan.chunks()[mine[i]]; };
   for (std::size_t first = 0; first < mine.size();) {
     std::size_t end = first + 1;
     while (end < mine.size() && mine[end] == mine[end - 1] + 1 && chunk(end - 1).count() == ShardPlan::kChunkElements) ++end;
     const std::int64_t count = chunk(end - 1).end - chunk(first).begin;
-    squares.assign(static_cast<std::size_t>((count + ops::kSquaresChunk - 1) / ops::kSquaresChunk), 0.0f);
-    ops::chunk_squares(ctx, squares, own_grads.slice(own.place_of(chunk(first).begin), count));
-    for (std::size_t at = 0; at < squares.size(); at += kPerChunk) {
+    runs.push_back(own_grads.slice(own.place_of(chunk(first).begin), count));
+    num_squares += squares_of(runs.back());
+    first = end;
+  }
+  std::vector<float> squares(num_squares);
+  ops::chunk_squares(ctx, squares, runs);
+  std::size_t begin = 0;
+  for (const ConstTensorView& run : runs) {
+    const std::size_t end = begin + squares_of(run);
+    for (; begin < end; begin += std::min<std::size_t>(kPerChunk, end - begin)) {
       double sum = 0;
-      for (std::size_t i = at; i < std::min(squares.size(), at + kPerChunk); ++i) sum += static_cast<double>(squares[i]);
+      for (std::size_t i = begin; i < std::min<std::size_t>(end, begin + kPerChunk); ++i) sum += static_cast<double>(squares[i]);
       sums.push_back(sum);
     }
-    first = end;
   }
   PRL_CHECK(sums.size() == mine.size(), "{} sums for {} chunks", sums.size(), mine.size());
   // In the order of chunks, whoever owns them.
