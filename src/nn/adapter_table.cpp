@@ -152,6 +152,7 @@ void add_adapter(std::vector<TensorSpec>& specs, const TensorTable& model, std::
     a.block = *lora_a_of(of.block);
     a.is_shared = false;
     a.trainable = true;
+    a.is_eight_bit = a.rounds_inputs = false;
     a.lora_scale = scale->scale;
     TensorSpec b = a;
     b.name = module + ".lora_B.weight";

@@ -48,6 +48,27 @@ TEST(EightBitWeights, AreThoseOfTheProductsOfLayersAlone) {
   }
 }
 
+TEST(EightBitWeights, AdaptersBesideThemStayAsTheyAre) {
+  for (const char* family : {"qwen3_eight", "qwen3_moe_eight_products"}) {
+    SCOPED_TRACE(family);
+    SmallModel model(family, false);
+    AdapterConfig config;
+    config.rank = 8;
+    config.target_modules = {"q_proj", "o_proj", model.config.num_experts > 0 ? "experts" : "down_proj"};
+    const TensorTablePtr table = make_adapter_table(model.config, config);
+    for (const TensorSpec& spec : table->tensors()) EXPECT_FALSE(spec.is_eight_bit || spec.rounds_inputs) << spec.name;
+    Parameters trained(model.ctx().runtime, model.config, table);
+    const Tensor& all = trained.all_values();
+    for (std::int64_t i = 0; i < all.num_elements(); ++i) all.as<float>()[i] = std::sin(static_cast<float>(i));
+    const WeightsPtr weights = adapt_weights(model.ctx(), trained, config, DType::kBF16, model.weights(DType::kBF16), PolicyVersion{1});
+    const ops::LoraWeight* adapter = weights->adapter->find(Block::kQkv, 0);
+    ASSERT_NE(adapter, nullptr);
+    const std::vector<float> row = eight_bit_row(*adapter->a, 1);
+    const float* const master = trained.value(Block::kQkvLoraA, 0).as<float>() + row.size();
+    for (std::size_t k = 0; k < row.size(); ++k) ASSERT_EQ(row[k], to_f32(to_bf16(master[k]))) << k;
+  }
+}
+
 TEST(EightBitWeights, EveryWayOfMakingThemGivesTheSame) {
   for (const DType compute : {DType::kF32, DType::kBF16}) {
     SmallModel model("qwen3_eight", true);
