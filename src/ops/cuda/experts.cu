@@ -528,9 +528,10 @@ void sum_rows(OpContext& ctx, TensorView out_TC, ConstTensorView x_RC, ConstTens
 }
 
 bool can_mix_experts(OpContext& ctx, std::int64_t num_tokens, std::int64_t num_active, const ExpertMatrices& experts) {
-  if (experts.biased != nullptr || experts.is_squared || experts.gate_up[0]->rounds_inputs())
-    return can_group(ctx, experts.gate_up, num_tokens * num_active) && can_group(ctx, experts.down, num_tokens * num_active);
-  return mixture(ctx, num_tokens, num_active, experts).has_value();
+  const bool is_always_grouped = experts.biased != nullptr || experts.is_squared;
+  if (!is_always_grouped && mixture(ctx, num_tokens, num_active, experts)) return true;
+  return (is_always_grouped || experts.gate_up[0]->rounds_inputs()) && can_group(ctx, experts.gate_up, num_tokens * num_active) &&
+         can_group(ctx, experts.down, num_tokens * num_active);
 }
 
 /// For many rows of each expert, and for experts with biases or without gates: by grouped products, which hold gate and up in memory.
