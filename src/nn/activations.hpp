@@ -39,7 +39,7 @@ struct KeptActivations {
 };
 
 /// Scratch memory that rounding the inputs of products takes in a pass over `num_tokens`, where EightBits says that they are: codes of the
-/// widest, and factors.
+/// widest, of experts' for each of a token's experts, and factors.
 std::size_t rounded_input_bytes(const ModelConfig& config, std::int64_t num_tokens);
 
 /// Predicts the memory of a TrainableModel for passes over `num_tokens` that save `num_kept_logits` rows of logits, from sizes alone;

@@ -419,7 +419,7 @@ bool multiply_rows(OpContext& ctx, TensorView out, ConstTensorView left, std::sp
 bool can_group(const OpContext& ctx, std::span<const LinearWeight* const> weights, std::int64_t num_rows) {
   if (weights[0]->rounds_inputs()) return weights[0]->num_outputs() % kDepth == 0 && stacked_codes(ctx, weights).has_value();
   const std::optional<GroupedValues> w = grouped(ctx, weights, num_rows);
-  return w && !w->first->rounds_inputs() && w->first->num_outputs() % kDepth == 0 && w->first->num_inputs() % kDepth == 0;
+  return w && w->first->num_outputs() % kDepth == 0 && w->first->num_inputs() % kDepth == 0;
 }
 
 bool grouped_codes(OpContext& ctx, TensorView out, const InputCodes& left, std::span<const LinearWeight* const> weights,

@@ -77,11 +77,19 @@ std::int64_t max_rank_of(const LoraWeight& w) {
   return most;
 }
 
-void run_shrink(const OpContext& ctx, Bf16* h, std::int64_t h_stride, ConstTensorView x, const Bf16* a, std::int64_t num_ranks,
-                float scale) {
+/// Groups whose rows tiles name, `count` of them; none: all rows, and one matrix.
+struct TiledGroups {
+  GroupedRows rows;
+  std::int64_t count = 0;
+  std::int64_t tiles_of(std::int64_t num_rows) const { return rows.tiles != nullptr ? count : ceil_div(num_rows, kManyRows); }
+};
+
+/// h = round(scale * x a^T); `a` is not read with groups.
+void run_shrink(const OpContext& ctx, Bf16* h, std::int64_t h_stride, ConstTensorView x, const Bf16* a, std::int64_t num_ranks, float scale,
+                const TiledGroups& groups = {}) {
   const ShrinkArgs args{x.as<Bf16>(),
                         a,
-                        {},
+                        groups.rows,
                         h,
                         x.row_stride,
                         h_stride,
@@ -90,20 +98,20 @@ void run_shrink(const OpContext& ctx, Bf16* h, std::int64_t h_stride, ConstTenso
                         static_cast<int>(num_ranks),
                         x.shape.num_cols() % 8 == 0 && has_vector_rows(x),
                         scale};
-  const std::int64_t tiles = ceil_div(args.num_rows, kManyRows);
-  PRL_CHECK(tiles <= kMaxGrid, "{} tokens in one launch", args.num_rows);
+  const std::int64_t tiles = groups.tiles_of(args.num_rows);
+  PRL_CHECK(tiles <= kMaxGrid, "{} tiles of adapters in one launch", tiles);
   shrink_kernel<<<dim3(static_cast<unsigned>(ceil_div(num_ranks, kRankBlock)), static_cast<unsigned>(tiles)), kThreads, 0,
                   stream_of(ctx)>>>(args);
   PRL_CUDA_CHECK(cudaGetLastError());
 }
 
-/// h [T, num_ranks] at `h_stride`.
+/// out (+)= scale * h w^T, h [T, num_ranks] at `h_stride`; `w` is not read with groups.
 void run_expand(const OpContext& ctx, TensorView out, const Bf16* h, std::int64_t h_stride, const Bf16* w, std::int64_t num_ranks,
-                float scale, bool accumulate) {
+                float scale, bool accumulate, const TiledGroups& groups = {}) {
   constexpr int kColumns = 4 * kBlockColumns;
   const ExpandArgs args{h,
                         w,
-                        {},
+                        groups.rows,
                         out.as<Bf16>(),
                         h_stride,
                         out.row_stride,
@@ -115,8 +123,8 @@ void run_expand(const OpContext& ctx, TensorView out, const Bf16* h, std::int64_
                         num_ranks % 4 == 0 && h_stride % 4 == 0 && is_aligned(h, 8),
                         has_rows_of_four(out),
                         scale};
-  expand_kernel<<<dim3(static_cast<unsigned>(ceil_div(args.N, kColumns)), static_cast<unsigned>(ceil_div(args.num_rows, kManyRows))),
-                  kThreads, 0, stream_of(ctx)>>>(args);
+  expand_kernel<<<dim3(static_cast<unsigned>(ceil_div(args.N, kColumns)), static_cast<unsigned>(groups.tiles_of(args.num_rows))), kThreads,
+                  0, stream_of(ctx)>>>(args);
   PRL_CUDA_CHECK(cudaGetLastError());
 }
 
@@ -138,9 +146,7 @@ void add_to_all(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const Lor
                part.rank, part.scale, true);
 }
 
-/// out[m, n], or [n, m] if `is_transposed`, (+)= sum_t narrow[t, m] wide[t, n].
-void run_gradient(const OpContext& ctx, TensorView out, ConstTensorView narrow, ConstTensorView wide, bool is_transposed, bool accumulate,
-                  float* partial) {
+GradientArgs gradient_args(ConstTensorView narrow, ConstTensorView wide, bool is_transposed, float* partial) {
   GradientArgs args{narrow.as<Bf16>(),
                     wide.as<Bf16>(),
                     narrow.row_stride,
@@ -154,15 +160,27 @@ void run_gradient(const OpContext& ctx, TensorView out, ConstTensorView narrow, 
                     partial};
   args.narrow_is_vector = args.M % 8 == 0 && has_vector_rows(narrow);
   args.wide_is_vector = args.N % 8 == 0 && has_vector_rows(wide);
-  const std::int64_t chunks = ceil_div(args.T, kChunkTokens), count = static_cast<std::int64_t>(args.M) * args.N;
-  PRL_CHECK(chunks <= kMaxGrid, "a gradient over {} tokens in one launch", args.T);
+  return args;
+}
+/// launch(kM, grid) for the blocks of a gradient, `depth` of them one behind another.
+template <typename Launch>
+void with_gradient_blocks(const GradientArgs& args, unsigned depth, const Launch& launch) {
   const auto run = [&]<int kM>() {
-    const dim3 grid(static_cast<unsigned>(ceil_div(args.N, kGradientColumns)), static_cast<unsigned>(ceil_div(args.M, 16 * kM)),
-                    static_cast<unsigned>(chunks));
-    gradient_kernel<kM><<<grid, kGradientThreads, 0, stream_of(ctx)>>>(args);
+    launch.template operator()<kM>(
+        dim3(static_cast<unsigned>(ceil_div(args.N, kGradientColumns)), static_cast<unsigned>(ceil_div(args.M, 16 * kM)), depth));
+    PRL_CUDA_CHECK(cudaGetLastError());
   };
   args.M <= 16 ? run.template operator()<1>() : args.M <= 32 ? run.template operator()<2>() : run.template operator()<4>();
-  PRL_CUDA_CHECK(cudaGetLastError());
+}
+
+/// out[m, n], or [n, m] if `is_transposed`, (+)= sum_t narrow[t, m] wide[t, n].
+void run_gradient(const OpContext& ctx, TensorView out, ConstTensorView narrow, ConstTensorView wide, bool is_transposed, bool accumulate,
+                  float* partial) {
+  const GradientArgs args = gradient_args(narrow, wide, is_transposed, partial);
+  const std::int64_t chunks = ceil_div(args.T, kChunkTokens), count = static_cast<std::int64_t>(args.M) * args.N;
+  PRL_CHECK(chunks <= kMaxGrid, "a gradient over {} tokens in one launch", args.T);
+  with_gradient_blocks(args, static_cast<unsigned>(chunks),
+                       [&]<int kM>(const dim3& grid) { gradient_kernel<kM><<<grid, kGradientThreads, 0, stream_of(ctx)>>>(args); });
   add_gradient_chunks_kernel<<<static_cast<unsigned>(ceil_div(count, kThreads)), kThreads, 0, stream_of(ctx)>>>(out.as<float>(), partial,
                                                                                                                 chunks, count, accumulate);
   PRL_CUDA_CHECK(cudaGetLastError());
@@ -316,73 +334,26 @@ class GroupedBackward {
   GroupedBackward(OpContext& ctx, const AdapterGroups& groups)
       : ctx_(ctx), groups_(groups), num_groups_(static_cast<unsigned>(groups.count())) {
     const std::vector<RowTile> tiles = tiles_of_rows(groups);
-    PRL_CHECK(tiles.size() <= kMaxGrid, "{} tiles of adapters in one launch", tiles.size());
-    num_tiles_ = static_cast<unsigned>(tiles.size());
     tiles_ = staged(ctx, std::span<const RowTile>(tiles));
+    num_tiles_ = static_cast<std::int64_t>(tiles.size());
     begin_ = staged(ctx, groups.begin);
   }
 
   /// h = round(scale * x matrix^T).
   void shrink(Bf16* h, std::int64_t h_stride, ConstTensorView x, const Bf16* const* matrices, std::int64_t num_ranks, float scale) const {
-    const ShrinkArgs args{x.as<Bf16>(),
-                          nullptr,
-                          {tiles_, matrices},
-                          h,
-                          x.row_stride,
-                          h_stride,
-                          0,
-                          static_cast<int>(x.shape.num_cols()),
-                          static_cast<int>(num_ranks),
-                          x.shape.num_cols() % 8 == 0 && has_vector_rows(x),
-                          scale};
-    if (num_tiles_ == 0) return;
-    shrink_kernel<<<dim3(static_cast<unsigned>(ceil_div(num_ranks, kRankBlock)), num_tiles_), kThreads, 0, stream_of(ctx_)>>>(args);
-    PRL_CUDA_CHECK(cudaGetLastError());
+    if (num_tiles_ > 0) run_shrink(ctx_, h, h_stride, x, nullptr, num_ranks, scale, {{tiles_, matrices}, num_tiles_});
   }
   /// out (+)= h matrix^T.
   void expand(TensorView out, const Bf16* h, std::int64_t h_stride, const Bf16* const* matrices, std::int64_t num_ranks,
               bool accumulate) const {
-    constexpr int kColumns = 4 * kBlockColumns;
-    const ExpandArgs args{h,
-                          nullptr,
-                          {tiles_, matrices},
-                          out.as<Bf16>(),
-                          h_stride,
-                          out.row_stride,
-                          0,
-                          static_cast<int>(out.shape.num_cols()),
-                          static_cast<int>(num_ranks),
-                          kColumns,
-                          accumulate,
-                          num_ranks % 4 == 0 && h_stride % 4 == 0 && is_aligned(h, 8),
-                          has_rows_of_four(out),
-                          1.0f};
-    if (num_tiles_ == 0) return;
-    expand_kernel<<<dim3(static_cast<unsigned>(ceil_div(args.N, kColumns)), num_tiles_), kThreads, 0, stream_of(ctx_)>>>(args);
-    PRL_CUDA_CHECK(cudaGetLastError());
+    if (num_tiles_ > 0) run_expand(ctx_, out, h, h_stride, nullptr, num_ranks, 1.0f, accumulate, {{tiles_, matrices}, num_tiles_});
   }
   /// outs (+)= narrow^T wide of each group's rows.
   void gradient(float* const* outs, ConstTensorView narrow, ConstTensorView wide, bool is_transposed, bool accumulate) const {
-    GradientArgs args{narrow.as<Bf16>(),
-                      wide.as<Bf16>(),
-                      narrow.row_stride,
-                      wide.row_stride,
-                      0,
-                      static_cast<int>(narrow.shape.num_cols()),
-                      static_cast<int>(wide.shape.num_cols()),
-                      false,
-                      false,
-                      is_transposed,
-                      nullptr};
-    args.narrow_is_vector = args.M % 8 == 0 && has_vector_rows(narrow);
-    args.wide_is_vector = args.N % 8 == 0 && has_vector_rows(wide);
-    const auto run = [&]<int kM>() {
-      const dim3 grid(static_cast<unsigned>(ceil_div(args.N, kGradientColumns)), static_cast<unsigned>(ceil_div(args.M, 16 * kM)),
-                      num_groups_);
+    const GradientArgs args = gradient_args(narrow, wide, is_transposed, nullptr);
+    with_gradient_blocks(args, num_groups_, [&]<int kM>(const dim3& grid) {
       grouped_gradient_kernel<kM><<<grid, kGradientThreads, 0, stream_of(ctx_)>>>(args, outs, begin_, accumulate);
-    };
-    args.M <= 16 ? run.template operator()<1>() : args.M <= 32 ? run.template operator()<2>() : run.template operator()<4>();
-    PRL_CUDA_CHECK(cudaGetLastError());
+    });
   }
   /// Those of each group into `memory`, one behind another; where they lie.
   const Bf16* const* transpose(Bf16* memory, const Bf16* const* matrices, std::int64_t rows, std::int64_t columns) const {
@@ -395,7 +366,8 @@ class GroupedBackward {
  private:
   OpContext& ctx_;
   const AdapterGroups groups_;
-  unsigned num_groups_, num_tiles_ = 0;
+  unsigned num_groups_;
+  std::int64_t num_tiles_ = 0;
   const RowTile* tiles_ = nullptr;
   const std::int32_t* begin_ = nullptr;
 };
