@@ -117,6 +117,16 @@ int run_chat(const config::ParsedCommand& parsed) {
   return tools::run_chat(loaded.config);
 }
 
+nn::ModelConfig benched_model(const config::BenchConfig& config) {
+  nn::ModelConfig model = config.model ? nn::load_model_config(launch::model_folder(*config.model)) : tools::named_shape(config.shape);
+  if (config.num_layers > model.num_layers)
+    fail(ErrorCode::kInvalidArgument, "prl bench: num_layers is {}, the shape has {}", config.num_layers, model.num_layers);
+  if (config.num_layers > 0) model.num_layers = config.num_layers;
+  model.eight_bits = launch::eight_bits_of(config.quantization);
+  model.attends_to_latents = model.latent && model.latent->has_attention() && config.latent_attention == config::LatentAttention::kLatents;
+  return model;
+}
+
 int run_bench(const config::ParsedCommand& parsed) {
   const auto loaded = config::load<config::BenchConfig>(*parsed.command, parsed.args);
   if (config::finish_early(*parsed.command, loaded)) return 0;
@@ -148,11 +158,7 @@ int run_bench(const config::ParsedCommand& parsed) {
     return 0;
   }
   tools::BenchOptions options;
-  options.model = config.model ? nn::load_model_config(launch::model_folder(*config.model)) : tools::named_shape(config.shape);
-  if (config.num_layers > options.model.num_layers)
-    fail(ErrorCode::kInvalidArgument, "prl bench: num_layers is {}, the shape has {}", config.num_layers, options.model.num_layers);
-  if (config.num_layers > 0) options.model.num_layers = config.num_layers;
-  options.model.eight_bits = launch::eight_bits_of(config.quantization);
+  options.model = benched_model(config);
   options.dtype = launch::compute_dtype(config.compute.dtype, launch::device_kind(config.compute));
   options.runtime = launch::make_runtime(config.compute);
   options.num_threads = config.compute.num_threads;

@@ -24,6 +24,12 @@ Latents norm_latents(Frame& frame, const Var& down, const LatentParameter& p);
 /// Projections qkv [T, 3 H D] for self_attention(), whose heads have norms no more, from products of the latents: q [T, H (N + R)],
 /// undefined where `down` has the queries, and up [T, H (N + V)].
 Var latent_heads(Frame& frame, const Var& down, const Var& q, const Var& up, const LatentParameter& p);
+/// Attention to latents (ops/latent.hpp) in place of latent_heads(), self_attention() and narrow_heads(): [T, H V] from the latents and,
+/// where they have some, the queries that came of them. `up` is the matrix that forms keys and values, which are not formed here: the
+/// product is what its gradient says. Packed, paged and decoded rows agree bit for bit. The backward pass forms heads anew and is theirs;
+/// rows that ranks share have none. `down` as in norm_latents().
+Var latent_attention(Frame& frame, const Var& down, const Latents& latents, const Var& q, const LinearParameter& up,
+                     const LatentParameter& p, const AttentionParameter& attention, const AttentionIndex& index);
 /// What attention gives, [T, H D], without what pads its heads: [T, H V]; itself where nothing does.
 Var narrow_heads(Frame& frame, const Var& attended, const LatentParameter& p);
 

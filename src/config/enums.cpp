@@ -22,6 +22,7 @@ constexpr EnumEntry kComputeDTypes[] = {entry(ComputeDType::kAuto, "auto"), entr
 constexpr EnumEntry kLogLevels[] = {entry(LogLevel::kDebug, "debug"), entry(LogLevel::kInfo, "info"), entry(LogLevel::kWarning, "warning"),
                                     entry(LogLevel::kError, "error")};
 constexpr EnumEntry kGradientReduces[] = {entry(GradientReduce::kExact, "exact"), entry(GradientReduce::kFast, "fast")};
+constexpr EnumEntry kLatentAttentions[] = {entry(LatentAttention::kLatents, "latents"), entry(LatentAttention::kHeads, "heads")};
 constexpr EnumEntry kParamDTypes[] = {entry(ParamDType::kFloat32, "float32"), entry(ParamDType::kBFloat16, "bfloat16")};
 constexpr EnumEntry kAttention[] = {entry(AttentionImpl::kAuto, "auto"),
                                     entry(AttentionImpl::kSdpa, "sdpa"),
@@ -111,6 +112,7 @@ std::span<const EnumEntry> enum_entries(DeviceKind) { return kDevices; }
 std::span<const EnumEntry> enum_entries(ComputeDType) { return kComputeDTypes; }
 std::span<const EnumEntry> enum_entries(LogLevel) { return kLogLevels; }
 std::span<const EnumEntry> enum_entries(GradientReduce) { return kGradientReduces; }
+std::span<const EnumEntry> enum_entries(LatentAttention) { return kLatentAttentions; }
 std::span<const EnumEntry> enum_entries(ParamDType) { return kParamDTypes; }
 std::span<const EnumEntry> enum_entries(AttentionImpl) { return kAttention; }
 std::span<const EnumEntry> enum_entries(ModelImpl) { return kModelImpls; }

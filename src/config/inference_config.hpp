@@ -66,6 +66,7 @@ struct InferenceModelConfig {
   std::string generation_config = "auto";
   Value rope_scaling;
   std::optional<std::string> quantization;
+  std::optional<LatentAttention> latent_attention;
   template <class V>
   void visit(V& v) {
     v.field("name", name, "Folder of a Hugging Face model (config.json, safetensors, tokenizer.json), or its id on the hub");
@@ -90,6 +91,8 @@ struct InferenceModelConfig {
             "keys");
     v.field("quantization", quantization,
             "fp8: weights of 8 bits, with a factor for each row; w8a8_fp8: inputs of products too. Exact beside a trainer with the same");
+    v.field("latent_attention", latent_attention,
+            "Of models with latent attention: what the cache holds, latents, which take little of it, or heads; latents if not set");
   }
 };
 

@@ -191,6 +191,7 @@ struct TrainerModelConfig {
   IntOrWord fused_lm_head_token_chunk_size{};
   std::optional<LoraConfig> lora;
   AttentionImpl attn = AttentionImpl::kAuto;
+  std::optional<LatentAttention> latent_attention;
   ModelImpl impl = ModelImpl::kAuto;
   std::optional<CompileConfig> compile;
   std::optional<ActivationOffloadConfig> ac_offloading;
@@ -235,6 +236,8 @@ struct TrainerModelConfig {
             {.unit = "tokens", .min = 1, .words = "auto|disabled", .status = inert("the LM head is always fused and chooses its blocks")});
     v.field("lora", lora, "Train low-rank adapters instead of the weights");
     v.field("attn", attn, "Implementation of attention", {.status = inert("there is one attention kernel per device")});
+    v.field("latent_attention", latent_attention,
+            "Of models with latent attention: attend to latents, which caches hold, or heads; by default heads with cp and in sft");
     v.field("impl", impl, "Implementation of the model", {.status = inert("there is one model implementation")});
     v.field("compile", compile, "Compile the model when it starts", {.status = inert("kernels are compiled ahead of time")});
     v.field("ac_offloading", ac_offloading, "Keep saved activations in host memory; switches ac on, with its defaults, if that is not set");

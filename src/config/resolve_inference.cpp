@@ -147,6 +147,7 @@ void check_quantization(const InferenceModelConfig& model, const Check& check) {
 
 void check_inference(InferenceConfig& config, const Check& check) {
   check_quantization(config.model, check);
+  if (!config.model.latent_attention) config.model.latent_attention = LatentAttention::kLatents;
   if (const auto* router = config.router ? std::get_if<VllmRouterConfig>(&*config.router) : nullptr)
     check_routing(*router, "router.", check);
   check_model_name(config.model.name, "model.name", check);

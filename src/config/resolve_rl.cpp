@@ -538,6 +538,17 @@ void check_models(RlConfig& config, const Check& check) {
   }
 }
 
+void share_latent_attention(RlConfig& config, const Check& check) {
+  if (!config.inference) return;
+  const auto& trained = config.trainer.model.latent_attention;
+  auto& served = config.inference->model.latent_attention;
+  if (!check.is_set("inference.model.latent_attention")) served = trained;
+  if (served != trained)
+    check.problem("inference.model.latent_attention",
+                  fmt::format("must be as trainer.model.latent_attention, which is {}: engines and the trainer attend alike",
+                              enum_name(trained.value_or(LatentAttention::kLatents))));
+}
+
 void check_lengths(RlConfig& config, const Check& check) {
   if (!check.is_set("trainer.model.seq_len"))
     config.trainer.model.seq_len = std::max(config.trainer.model.seq_len, config.orchestrator.seq_len);
@@ -663,6 +674,7 @@ Resolution<RlConfig> resolve(Value raw, const Context& context) {
     check.problem("orchestrator.bench.output_json", "is the file of the trainer's table; name another one");
   detail::check_trainer(config.trainer, check.sub("trainer"));
   detail::check_ranks(config.trainer.model, "trainer.", num_trainer_ranks(*config.deployment), check);
+  share_latent_attention(config, check);
   if (config.inference) check_sampler(*config.inference, check.sub("inference"));
   if (std::holds_alternative<ColocatedDeployment>(*config.deployment))
     detail::resolve_one_process(config, Check(written, "", resolution.report, context));

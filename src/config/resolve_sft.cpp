@@ -64,6 +64,7 @@ void check_evaluation(SftConfig& config, const Check& check) {
   if (!engine.is_set("model.chat_template")) config.inference->model.chat_template = config.tokenizer.chat_template;
   if (config.model.quantization && !engine.is_set("model.quantization"))
     config.inference->model.quantization = served_quantization(config.model.quantization);
+  if (!engine.is_set("model.latent_attention")) config.inference->model.latent_attention = config.model.latent_attention;
   detail::check_eval_engine(*config.inference, config.model.name, "model.name", engine);
   if (node == nullptr) return;
   if (config.inference->parallel.tp > 1 && config.inference->compute.device != DeviceKind::kCpu)
@@ -132,6 +133,8 @@ Resolution<SftConfig> resolve(Value raw, const Context& context) {
   if (const auto* nodes = std::get_if<SftMultiNode>(&config.deployment))
     detail::choose_copies(config.model, "", nodes->num_nodes, nodes->nodes_per_fsdp_group, check);
   check_deployment(config, check);
+  // There is no sampler to agree with, and attention of heads has fewer products.
+  if (!config.model.latent_attention) config.model.latent_attention = LatentAttention::kHeads;
   check_evaluation(config, check);
   detail::check_trainer_model(config.model, config.optim, check);
   detail::check_schedule(config.scheduler, config.optim, config.max_steps, check);

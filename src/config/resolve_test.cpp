@@ -617,22 +617,6 @@ TEST(ResolveTrainer, StateInBfloat16IsForOptimizersThatCanHaveIt) {
   for (const char* type : {"sgd", "muon"}) EXPECT_THAT(error_of<TrainerConfig>(line + type), HasSubstr("adamw and sign_sgd only"));
 }
 
-TEST(ResolveTrainer, SelectiveRecomputationNamesPartsOfDecoders) {
-  const auto good = load_line<TrainerConfig>("trainer --model.ac.mode selective --model.ac.targets norm,attn_proj,mlp --model.ac.freq 2");
-  EXPECT_THAT(good.not_built, IsEmpty());
-  EXPECT_EQ(good.config.model.ac->targets.size(), 3u);
-  const auto error = [](const std::string& targets) {
-    return error_of<TrainerConfig>("trainer --model.ac.mode selective --model.ac.targets " + targets);
-  };
-  EXPECT_EQ(load_line<TrainerConfig>("trainer --model.ac.mode selective --model.ac.targets routed_experts").config.model.ac->targets.size(),
-            1u);
-  EXPECT_THAT(error("norm,mla_up_proj"), HasSubstr("decoders have norm, attn_proj and mlp"));
-  EXPECT_THAT(error("linear_attn"), HasSubstr("linear and sliding attention"));
-  EXPECT_THAT(error("norms"), HasSubstr("there is no part 'norms'"));
-  EXPECT_THAT(error("[]"), HasSubstr("at least one part"));
-  EXPECT_THAT(error_of<TrainerConfig>("trainer --model.ac.targets mlp"), HasSubstr("belongs to mode selective"));
-}
-
 TEST(ResolveInference, KeysOfTheEngineHaveTheirOwnNames) {
   const auto loaded = load_line<InferenceConfig>(
       "inference --model ./m --port 8007 --max-model-len 512 --tool-call-parser hermes --enable-auto-tool-choice --enforce-eager "

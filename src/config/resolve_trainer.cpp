@@ -82,17 +82,30 @@ void check_mtp(const TrainerModelConfig& model, const Check& check) {
   refuse(model.quantization.has_value(), "model.quantization");
 }
 
-/// What selective recomputation can name: parts of decoders here, and parts of models that have more than those.
+/// Attention to latents applies their matrix to queries, so that no adapter can add to its product, and each rank has all heads.
+void check_latent_attention(TrainerModelConfig& model, const Check& check) {
+  const std::string_view key = "model.latent_attention";
+  const bool adapts_matrix = model.lora && std::ranges::any_of(model.lora->target_modules, [](const std::string& target) {
+                               return target.find("kv_b_proj") != std::string::npos;
+                             });
+  const std::string_view with = adapts_matrix ? "an adapter of kv_b_proj (model.lora.target_modules)" : model.cp > 1 ? "model.cp" : "";
+  if (!model.latent_attention)
+    model.latent_attention = with.empty() ? LatentAttention::kLatents : LatentAttention::kHeads;
+  else if (*model.latent_attention == LatentAttention::kLatents && !with.empty())
+    check.problem(key, fmt::format("must be heads with {}", with));
+}
+
+/// What selective recomputation can name, and why nothing comes of it where nothing does.
 struct LayerPart {
-  std::string_view name, belongs_to;  ///< belongs_to: empty for decoders here
+  std::string_view name, why_inert;
 };
 constexpr LayerPart kLayerParts[] = {
     {"norm", ""},
     {"attn_proj", ""},
     {"mlp", ""},
     {"routed_experts", ""},
-    {"mla_up_proj", "latent attention"},
-    {"linear_attn", "linear and sliding attention"},
+    {"mla_up_proj", "what the products of latents give is never kept"},
+    {"linear_attn", "attn_proj names the projections of linear attention, too"},
 };
 
 void check_checkpointing(const ActivationCheckpointConfig& ac, const Check& check) {
@@ -107,9 +120,8 @@ void check_checkpointing(const ActivationCheckpointConfig& ac, const Check& chec
     const auto* part = std::ranges::find(kLayerParts, target, &LayerPart::name);
     if (part == std::end(kLayerParts))
       check.problem("model.ac.targets", fmt::format("there is no part '{}': {}", target, kWanted));
-    else if (!part->belongs_to.empty())
-      check.problem("model.ac.targets",
-                    fmt::format("'{}' is a part of {}, which no model here has; {}", target, part->belongs_to, kWanted));
+    else if (!part->why_inert.empty())
+      check.warn("model.ac.targets", fmt::format("'{}' has no effect: {}", target, part->why_inert));
   }
 }
 
@@ -156,6 +168,7 @@ void check_quantization(const TrainerModelConfig& model, const Check& check) {
 
 void check_trainer_model(TrainerModelConfig& model, const OptimConfig& optim, const Check& check) {
   check_quantization(model, check);
+  check_latent_attention(model, check);
   if (model.ac_offloading && !model.ac) model.ac.emplace();
   check_model_name(model.name, "model.name", check);
   check_offload(model, optim, check);

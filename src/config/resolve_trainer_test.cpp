@@ -81,5 +81,42 @@ TEST(ResolveTrainer, RouterReplayHasServersTellWhichExpertsTokensHad) {
   EXPECT_THAT(error_of<RlConfig>(kRlLine + "--trainer.enable-router-replay --inference.kv-cache-offload.type native"), IsEmpty());
 }
 
+TEST(ResolveTrainer, SelectiveRecomputationNamesPartsOfDecoders) {
+  const auto good = load_line<TrainerConfig>("trainer --model.ac.mode selective --model.ac.targets norm,attn_proj,mlp --model.ac.freq 2");
+  EXPECT_THAT(good.not_built, IsEmpty());
+  EXPECT_EQ(good.config.model.ac->targets.size(), 3u);
+  const auto error = [](const std::string& targets) {
+    return error_of<TrainerConfig>("trainer --model.ac.mode selective --model.ac.targets " + targets);
+  };
+  EXPECT_EQ(load_line<TrainerConfig>("trainer --model.ac.mode selective --model.ac.targets routed_experts").config.model.ac->targets.size(),
+            1u);
+  const auto named = load_line<TrainerConfig>("trainer --model.ac.mode selective --model.ac.targets norm,mla_up_proj,linear_attn");
+  EXPECT_THAT(named.warnings, Contains(HasSubstr("'mla_up_proj' has no effect")));
+  EXPECT_THAT(named.warnings, Contains(HasSubstr("'linear_attn' has no effect")));
+  EXPECT_THAT(error("norms"), HasSubstr("there is no part 'norms'"));
+  EXPECT_THAT(error("[]"), HasSubstr("at least one part"));
+  EXPECT_THAT(error_of<TrainerConfig>("trainer --model.ac.targets mlp"), HasSubstr("belongs to mode selective"));
+}
+
+TEST(ResolveRl, EngineAndTrainerAttendToLatentsAlike) {
+  const auto of = [](const std::string& more) {
+    const auto rl = load_line<RlConfig>(kRlLine + more);
+    EXPECT_EQ(rl.config.trainer.model.latent_attention, rl.config.inference->model.latent_attention) << more;
+    return rl.config.trainer.model.latent_attention.value();
+  };
+  EXPECT_EQ(of(""), LatentAttention::kLatents);
+  EXPECT_EQ(of("--trainer.model.lora.rank 8"), LatentAttention::kLatents);
+  const std::string kKvUp = "--model.lora.target-modules q_a_proj,kv_b_proj";
+  EXPECT_EQ(load_line<TrainerConfig>("trainer " + kKvUp).config.model.latent_attention, LatentAttention::kHeads);
+  EXPECT_EQ(of("--trainer.model.latent-attention heads"), LatentAttention::kHeads);
+  EXPECT_THAT(error_of<RlConfig>(kRlLine + "--inference.model.latent-attention heads"),
+              HasSubstr("trainer.model.latent_attention, which is latents"));
+  EXPECT_THAT(error_of<TrainerConfig>("trainer --model.latent-attention latents " + kKvUp), HasSubstr("with an adapter of kv_b_proj"));
+  EXPECT_THAT(error_of<TrainerConfig>("trainer --model.cp 2 --model.latent-attention latents"), HasSubstr("must be heads with model.cp"));
+  EXPECT_THAT(error_of<TrainerConfig>("trainer --model.latent-attention none"), HasSubstr("latents"));
+  EXPECT_EQ(load_line<InferenceConfig>("inference").config.model.latent_attention, LatentAttention::kLatents);
+  EXPECT_EQ(load_line<SftConfig>("sft").config.model.latent_attention, LatentAttention::kHeads);
+}
+
 }  // namespace
 }  // namespace prl::config

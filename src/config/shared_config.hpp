@@ -18,6 +18,8 @@ enum class DeviceKind { kAuto, kCpu, kCuda };
 std::span<const EnumEntry> enum_entries(DeviceKind);
 enum class ComputeDType { kAuto, kBFloat16, kFloat32, kFloat16 };
 std::span<const EnumEntry> enum_entries(ComputeDType);
+enum class LatentAttention { kLatents, kHeads };
+std::span<const EnumEntry> enum_entries(LatentAttention);
 enum class LogLevel { kDebug, kInfo, kWarning, kError };
 std::span<const EnumEntry> enum_entries(LogLevel);
 

@@ -365,6 +365,7 @@ struct BenchConfig {
   std::string shape = "smollm2-135m";
   int num_layers = 0;
   std::optional<std::string> quantization;
+  LatentAttention latent_attention = LatentAttention::kLatents;
   int num_sequences = 32;
   int tp = 1;
   int prompt_tokens = 128;
@@ -397,9 +398,10 @@ struct BenchConfig {
   void visit(V& v) {
     v.field("suite", suite, "What to measure; sync is a weight update in one process, start the time to a server's first token");
     v.field("model", model, "Model folder whose shape is taken; `shape` if not set");
-    v.field("shape", shape, "Shape of the random model: smollm2-135m, or qwen3- and 0.6b, 1.7b, 4b, 8b, 14b, 32b, 30b-a3b");
+    v.field("shape", shape, "Shape of the random model: smollm2-135m, glm-4.7-flash, qwen3-0.6b to -32b and -30b-a3b");
     v.field("num_layers", num_layers, "Only that many layers of the shape, where all would not fit; 0 for all", {.min = 0});
     v.field("quantization", quantization, "fp8, w8a8_fp8: as inference.model.quantization");
+    v.field("latent_attention", latent_attention, "As inference.model.latent_attention");
     v.field("num_sequences", num_sequences, "Sequences decoded at once", {.min = 1});
     v.field("tp", tp, "Of suites decode and prefill: devices that share the layers; measured beside one device",
             {.unit = "devices", .min = 1, .max = 8});

@@ -52,7 +52,7 @@ struct Model {
   explicit Model(const std::string& family, DType compute_dtype, bool tied = true, std::int64_t window = 0)
       : session(make_cpu_runtime(), 2), compute(compute_dtype) {
     config =
-        nn::make_model_config({.family = family,
+        nn::make_model_config({.family = family.substr(0, family.find("_latents")),
                                .vocab_size = kVocabSize,
                                .hidden_size = 64,
                                .intermediate_size = 96,
@@ -63,6 +63,7 @@ struct Model {
                                .max_position = 512,
                                .sliding_window = window,
                                .tie_word_embeddings = tied});
+    config.attends_to_latents = family.ends_with("_latents");
     parameters = std::make_unique<nn::Parameters>(session.context().runtime, config);
     parameters->init_random(7, 0.2f);
     trainable = std::make_unique<nn::TrainableModel>(session.context(), *parameters, nn::ActivationCheckpointing{});
@@ -350,7 +351,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Kind{"mistral", DType::kBF16, 10}, Kind{"qwen3", DType::kF32, 10}, Kind{"qwen3_5_text", DType::kF32},
                       Kind{"qwen3_5_text", DType::kBF16}, Kind{"qwen3_next", DType::kF32}, Kind{"qwen3_next", DType::kBF16},
                       Kind{"minimax_m2", DType::kF32}, Kind{"minimax_m2", DType::kBF16}, Kind{"deepseek_v3", DType::kF32},
-                      Kind{"deepseek_v3", DType::kBF16}, Kind{"gemma3_text", DType::kBF16}, Kind{"gemma3_text", DType::kF32, 10},
+                      Kind{"deepseek_v3", DType::kBF16}, Kind{"deepseek_v3_latents", DType::kF32},
+                      Kind{"deepseek_v3_latents", DType::kBF16}, Kind{"gemma3_text", DType::kBF16}, Kind{"gemma3_text", DType::kF32, 10},
                       Kind{"gemma3_text", DType::kBF16, 10}, Kind{"afmoe", DType::kF32, 10}, Kind{"afmoe", DType::kBF16, 10},
                       Kind{"afmoe", DType::kBF16}, Kind{"gpt_oss", DType::kF32, 10}, Kind{"gpt_oss", DType::kBF16, 10},
                       Kind{"gpt_oss", DType::kBF16}, Kind{"nemotron_h", DType::kF32}, Kind{"nemotron_h", DType::kBF16}),

@@ -41,9 +41,10 @@ ServedAdapterPtr KvKeys::find_adapter(const std::string& name) {
 std::string KvKeys::layout() const {
   const nn::WeightsPtr weights = runner_.weights();
   const nn::ModelConfig& model = weights->config;
-  return fmt::format("{}; {} with {} layers, {} key-value heads of {}; {} in blocks of {} tokens and {} bytes on {} devices",
-                     runner_.kernels(), model.model_type, model.num_layers, model.num_kv_heads, model.head_dim, to_string(weights->compute),
-                     exchange_->block_size(), exchange_->block_bytes(), weights->others.size() + 1);
+  return fmt::format("{}; {} with {} layers, {} key-value heads of {}{}; {} in blocks of {} tokens and {} bytes on {} devices",
+                     runner_.kernels(), model.model_type, model.num_layers, model.num_kv_heads, model.head_dim,
+                     model.attends_to_latents ? " as latents" : "", to_string(weights->compute), exchange_->block_size(),
+                     exchange_->block_bytes(), weights->others.size() + 1);
 }
 
 }  // namespace prl::engine

@@ -26,6 +26,11 @@ EngineBytes engine_bytes(const EngineSizes& sizes, const nn::ModelConfig& model,
   std::int64_t heads = ((model.gates_heads ? 4 : 2) * model.num_heads + 2 * model.num_kv_heads) * model.head_dim;
   // Twice this is counted below.
   if (model.latent) heads = (model.latent->projected_width(model.num_heads) + 5 * model.num_heads * model.head_dim + 1) / 2;
+  if (model.attends_to_latents) {
+    const nn::LatentAttention& latent = *model.latent;
+    const std::int64_t of_head = model.cached_key_dim() + latent.kv_rank + latent.value_dim;
+    heads = (latent.projected_width(model.num_heads) + model.num_heads * of_head + model.cached_key_dim() + 1) / 2;
+  }
   if (!model.linear.layers.empty())
     heads = std::max(heads, model.linear.projected_width() + model.linear.num_channels() + model.linear.value_width());
   // Rows of experts are gathered, one for each of a token's experts, and what comes of them takes the place of gate and up.

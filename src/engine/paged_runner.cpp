@@ -370,6 +370,7 @@ void PagedRunner::set_weights(nn::WeightsPtr weights) {
   check("num_attention_heads", is.num_heads, given.num_heads);
   check("num_key_value_heads", is.num_kv_heads, given.num_kv_heads);
   check("head_dim", is.head_dim, given.head_dim);
+  check("elements of a token in the cache", is.cached_width(), given.cached_width());
   if (weights->compute != weights_->compute) {
     fail(ErrorCode::kInvalidArgument, "new weights are packed for {}, the engine computes in {}", to_string(weights->compute),
          to_string(weights_->compute));

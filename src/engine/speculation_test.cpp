@@ -278,7 +278,8 @@ struct SpeculationKind {
 class SpeculationModel : public ::testing::TestWithParam<SpeculationKind> {
  protected:
   SpeculationModel() : session_(make_cpu_runtime(), 2) {
-    config_ = nn::make_model_config({.family = GetParam().family,
+    const std::string family = GetParam().family;
+    config_ = nn::make_model_config({.family = family.substr(0, family.find("_latents")),
                                      .vocab_size = kSmallVocab,
                                      .hidden_size = 64,
                                      .intermediate_size = 96,
@@ -291,6 +292,7 @@ class SpeculationModel : public ::testing::TestWithParam<SpeculationKind> {
                                      .num_experts = 8,
                                      .num_active_experts = 2,
                                      .expert_size = 64});
+    config_.attends_to_latents = family.ends_with("_latents");
     weights_ = weights(7, 1);
   }
   nn::WeightsPtr weights(std::uint64_t seed, std::int64_t version) {
@@ -473,6 +475,7 @@ INSTANTIATE_TEST_SUITE_P(Families, SpeculationModel,
                          ::testing::Values(SpeculationKind{"llama", DType::kF32}, SpeculationKind{"qwen3", DType::kBF16},
                                            SpeculationKind{"mistral", DType::kBF16, 24}, SpeculationKind{"qwen3_moe", DType::kBF16},
                                            SpeculationKind{"deepseek_v3", DType::kBF16, 0, 64},
+                                           SpeculationKind{"deepseek_v3_latents", DType::kBF16, 0, 64},
                                            SpeculationKind{"qwen3_next", DType::kBF16, 0, 64}, SpeculationKind{"nemotron_h", DType::kF32}),
                          [](const auto& kind) {
                            return std::string(kind.param.family) + (kind.param.compute == DType::kBF16 ? "_bf16" : "_f32") +

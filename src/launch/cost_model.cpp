@@ -290,7 +290,7 @@ void add_sampling(StepCost& cost, const StepLoad& load, const Card& card) {
   const nn::ModelConfig& m = load.model;
   const auto size = static_cast<double>(size_of(load.policy.compute));
   const double context = static_cast<double>(sampling.prompt_tokens) + 0.5 * static_cast<double>(sampling.completion_tokens);
-  const auto kv_bytes = static_cast<double>(2 * m.num_softmax_layers() * m.num_kv_heads * m.head_dim) * size;
+  const auto kv_bytes = static_cast<double>(m.num_softmax_layers() * m.cached_width()) * size;
   const auto matrices = static_cast<double>(m.num_active_parameters());
   const auto sequences = static_cast<double>(at_once);
   const double flops = card.flops * card.compute_efficiency;

@@ -74,7 +74,9 @@ std::int64_t largest_lora_rank(const config::InferenceConfig& config) {
 
 nn::ConfigOverrides config_overrides(const config::InferenceConfig& config) {
   const config::Value& rope = config.model.rope_scaling;
-  return {.rope_scaling = rope.is_null() ? std::string() : config::to_json(rope), .eight_bits = eight_bits_of(config.model.quantization)};
+  return {.rope_scaling = rope.is_null() ? std::string() : config::to_json(rope),
+          .eight_bits = eight_bits_of(config.model.quantization),
+          .attends_to_latents = config.model.latent_attention == config::LatentAttention::kLatents};
 }
 
 std::int64_t context_length(const config::InferenceConfig& config, const nn::ModelConfig& model) {

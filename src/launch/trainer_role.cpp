@@ -72,6 +72,7 @@ trainer::PolicyOptions policy_options(const config::TrainerConfig& config, const
     PRL_CHECK(fp8->enable_grouped_gemm, "model.quantization: what is not built is refused where configurations are resolved");
     options.eight_bits = fp8->activations ? nn::EightBits::kProducts : nn::EightBits::kWeights;
   }
+  options.attends_to_latents = config.model.latent_attention == config::LatentAttention::kLatents;
   options.freezes_routers = config.model.freeze_moe_router;
   options.replays_routes = config.enable_router_replay;
   options.balances_routes = config.model.debug.force_balanced_routing;

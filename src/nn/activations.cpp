@@ -22,6 +22,7 @@ struct PerToken {
   std::int64_t mlp;
   std::int64_t kept;            ///< what no part may drop, in values: sums, attention output, log-sum-exp, routing
   std::int64_t passing;         ///< what layers leave in memory that all share: only its gradient lives
+  std::int64_t of_attention;    ///< what the backward pass through attention takes and gives back
   std::int64_t of_experts = 0;  ///< what the backward pass through a mixture of experts takes and gives back
   bool has_head_norms;
   bool has_attention_part, has_mlp_part;
@@ -41,20 +42,22 @@ struct PerToken {
         normed(c.norms_inputs ? H : 0),
         norm(has_attention && has_mlp ? 2 * normed : normed),
         attn_proj(is_linear       ? c.linear.projected_width()
-                  : c.latent      ? c.latent->projected_width(c.num_heads) - c.latent->widened(c.num_heads)
+                  : c.latent      ? latent_projections(c)
                   : c.gates_heads ? 2 * (Q + K)
                                   : Q + 2 * K),
         heads(is_linear            ? c.linear.num_channels()
-              : c.latent           ? latent_heads(c)
+              : c.latent           ? (c.attends_to_latents ? 0 : latent_heads(c))
               : c.gates_heads      ? 2 * Q + 3 * K
               : c.qk_norm_is_whole ? Q + 2 * K
               : c.qk_norm          ? Q + K
                                    : 0),
         heads_for_good(is_linear                             ? 0
-                       : c.latent                            ? latent_heads(c)
+                       : c.latent                            ? heads
                        : c.gates_heads || c.qk_norm_is_whole ? Q + 2 * K
                                                              : 0),
-        attended(is_linear || c.gates_heads ? 2 * Q : Q),
+        attended(is_linear || c.gates_heads ? 2 * Q
+                 : c.attends_to_latents     ? c.num_heads * c.latent->value_dim
+                                            : Q),
         outputs(c.norms_outputs ? 2 * H : 0),
         mlp(c.has_squared_relu_mlps ? (is_sparse ? F + 2 * S + c.expert_input_size : 2 * F)
             : is_sparse             ? 2 * F + 3 * S
@@ -62,7 +65,8 @@ struct PerToken {
         kept((has_attention && has_mlp ? 2 : 1) * H + outputs + attended + (is_sparse ? c.expert_input_size : 0) +
              ((is_linear || !has_attention ? 0 : c.num_heads) + (is_sparse ? routing(c) : 0)) * 4 /
                  static_cast<std::int64_t>(size_of(compute))),
-        passing(c.latent ? c.latent->widened(c.num_heads) : 0),
+        passing(passing_of(c)),
+        of_attention(c.attends_to_latents ? latent_scratch(c) : 0),
         has_head_norms(!is_linear && !c.latent),
         has_attention_part(has_attention),
         has_mlp_part(has_mlp),
@@ -71,6 +75,19 @@ struct PerToken {
     if (is_sparse)
       of_experts = matrices * (F + S) + c.num_active_experts * of_row + 2 * c.expert_input_size + c.num_experts +
                    2 * c.num_active_experts * 4 / static_cast<std::int64_t>(size_of(compute));
+  }
+  /// What the products of latents give in memory that all layers share.
+  static std::int64_t passing_of(const ModelConfig& c) { return c.latent && !c.attends_to_latents ? c.latent->widened(c.num_heads) : 0; }
+  /// Latents and what comes of them that is kept; of attention to latents the queries too, whose heads are formed anew.
+  static std::int64_t latent_projections(const ModelConfig& c) {
+    const std::int64_t of_keys = c.num_heads * (c.latent->plain_dim + c.latent->value_dim);
+    return c.latent->projected_width(c.num_heads) - (c.attends_to_latents ? of_keys : c.latent->widened(c.num_heads));
+  }
+  /// Heads of q, k and v and their gradients, what they come of, and what attention gives with padding and its gradient.
+  static std::int64_t latent_scratch(const ModelConfig& c) {
+    const std::int64_t of_heads =
+        c.num_heads * ((c.latent->value_dim < c.head_dim ? 8 : 6) * c.head_dim + c.latent->plain_dim + c.latent->value_dim);
+    return std::max(of_heads, c.num_heads * (c.cached_key_dim() + c.latent->kv_rank) + c.cached_key_dim());
   }
   /// q, k and v of latent attention, and what it gives without padding.
   static std::int64_t latent_heads(const ModelConfig& c) {
@@ -92,9 +109,9 @@ struct PerToken {
   std::int64_t gradients() const {
     const std::int64_t of_output = outputs / 2;  // of attention, and of the MLP
     const std::int64_t of_heads = heads_for_good + std::max(normed, heads - heads_for_good);
-    const std::int64_t of_attention = has_attention_part ? of_output + of_heads + attn_proj + passing + attended : 0;
+    const std::int64_t at_attention = has_attention_part ? of_output + of_heads + attn_proj + passing + attended + of_attention : 0;
     return (has_mlp_part ? normed + of_output : 0) +
-           (of_experts > 0 ? std::max(of_experts, matrices * S + of_attention) : mlp + of_attention);
+           (of_experts > 0 ? std::max(of_experts, matrices * S + at_attention) : mlp + at_attention);
   }
 };
 
@@ -138,7 +155,7 @@ ActivationBytes activation_bytes(const ModelConfig& config, DType compute, std::
   const std::int64_t on_device = std::accumulate(places.begin(), places.end(), std::int64_t{0});
   // Shared delta and what shared experts add to it, final sum and norm, the gradient of the latter; ids, positions and results are a few
   // fp32 values per token.
-  const std::int64_t H = config.hidden_size, passing = config.latent ? config.latent->widened(config.num_heads) : 0,
+  const std::int64_t H = config.hidden_size, passing = PerToken::passing_of(config),
                      ends = (config.shared_expert_size > 0 ? 5 : 4) * H + passing;
   constexpr std::size_t kSmallBytes = 24;
   const std::size_t tokens = static_cast<std::size_t>(num_tokens), size = size_of(compute);

@@ -46,7 +46,8 @@ std::string module_of(std::string_view tensor_name);
 /// The tensors that training of an adapter trains, all of them: modules to save, whole, and A and B of each adapted one, named
 /// "<module>.lora_A.weight" and "<module>.lora_B.weight". Matrices of attention and MLP take adapters, those of each expert too.
 ///
-/// Error{kInvalidArgument} names a pattern that matches nothing, or nothing that takes an adapter, and lists what there is. Names that
+/// Error{kInvalidArgument} names a pattern that matches nothing, or nothing that takes an adapter, and lists what there is; or kv_b_proj
+/// where attention is to latents. Names that
 /// mixtures of experts alone have ("experts") are passed over in dense models, and beside it those of MLPs where experts are w1, w2, w3.
 /// Error{kNotImplemented}: dropout before adapters of experts.
 TensorTablePtr make_adapter_table(const ModelConfig& model, const AdapterConfig& config);

@@ -111,7 +111,7 @@ void refuse_stacked_experts(const ModelConfig& model, const AdapterConfig& confi
 }
 
 /// The target modules of a model. Of latent attention what the usual lists call q_proj, k_proj and v_proj stands for the modules in their
-/// place, unless the model has such a one.
+/// place that take adapters, unless the model has such a one.
 std::vector<std::string> targets_of(const ModelConfig& model, const std::vector<std::string>& targets) {
   if (!model.latent) return targets;
   std::vector<std::string> out;
@@ -122,6 +122,8 @@ std::vector<std::string> targets_of(const ModelConfig& model, const std::vector<
   for (const std::string& target : targets) {
     if (target == "q_proj" && model.latent->query_rank > 0)
       add({"q_a_proj", "q_b_proj"});
+    else if ((target == "k_proj" || target == "v_proj") && model.attends_to_latents)
+      add({"kv_a_proj_with_mqa"});
     else if (target == "k_proj" || target == "v_proj")
       add({"kv_a_proj_with_mqa", "kv_b_proj"});
     else
@@ -138,7 +140,7 @@ std::optional<T> find_pattern(const std::vector<std::pair<std::string, T>>& patt
   return std::nullopt;
 }
 
-void add_adapter(std::vector<TensorSpec>& specs, const TensorTable& model, std::int64_t layer,
+void add_adapter(std::vector<TensorSpec>& specs, const TensorTable& model, bool attends_to_latents, std::int64_t layer,
                  const std::function<std::optional<AdapterScale>(const std::string&)>& find) {
   std::vector<TensorSpec> bs;
   for (const TensorSpec& of : model.tensors()) {
@@ -146,6 +148,11 @@ void add_adapter(std::vector<TensorSpec>& specs, const TensorTable& model, std::
     const std::string module = module_of(of.name);
     const std::optional<AdapterScale> scale = find(module);
     if (!scale) continue;
+    if (attends_to_latents && of.block == Block::kKvUp)
+      fail(ErrorCode::kInvalidArgument,
+           "lora: an adapter of '{}', whose matrix attention to latents applies to queries: wanted none of it, or latent_attention = "
+           "\"heads\" in [trainer.model] and [inference.model]",
+           module);
     TensorSpec a = of;
     a.name = module + ".lora_A.weight";
     a.shape = {scale->rank, of.shape[1]};
@@ -200,7 +207,7 @@ AdapterScale scale_of(const AdapterConfig& config, std::string_view module) {
 TensorTablePtr make_adapter_table(const ModelConfig& model, const std::function<std::optional<AdapterScale>(const std::string&)>& find) {
   const TensorTablePtr of_model = make_tensor_table(model);
   std::vector<TensorSpec> specs;
-  for (std::int64_t layer = 0; layer < model.num_layers; ++layer) add_adapter(specs, *of_model, layer, find);
+  for (std::int64_t layer = 0; layer < model.num_layers; ++layer) add_adapter(specs, *of_model, model.attends_to_latents, layer, find);
   return std::make_shared<const TensorTable>(std::move(specs), false);
 }
 
@@ -230,7 +237,7 @@ TensorTablePtr make_adapter_table(const ModelConfig& model, const AdapterConfig&
   bool adapts = false;
   for (std::int64_t layer = 0; layer < model.num_layers; ++layer) {
     const std::size_t before = specs.size();
-    add_adapter(specs, *of_model, layer, find);
+    add_adapter(specs, *of_model, model.attends_to_latents, layer, find);
     adapts = adapts || specs.size() > before;
   }
   if (config.dropout > 0 && std::ranges::any_of(specs, [](const TensorSpec& spec) { return spec.expert >= 0 && is_lora(spec.block); }))

@@ -46,8 +46,12 @@ std::vector<std::string> targets_in(const std::string& family, const std::vector
                                                                                            {"v_proj", "qkv_proj"},
                                                                                            {"gate_proj", "gate_up_proj"},
                                                                                            {"up_proj", "gate_up_proj"}};
-  const Names latent{{"q_proj", "q_b_proj"}, {"k_proj", "kv_a_proj_with_mqa"}, {"v_proj", "kv_b_proj"}};
-  const Names names = has_numbered_experts(family) ? numbered : family == "phi3" ? fused : family == "deepseek_v3" ? latent : Names{};
+  const bool of_latents = family.ends_with(testing_support::kLatents);
+  const Names latent{{"q_proj", "q_b_proj"}, {"k_proj", "kv_a_proj_with_mqa"}, {"v_proj", of_latents ? "kv_a_proj_with_mqa" : "kv_b_proj"}};
+  const Names names = has_numbered_experts(family)        ? numbered
+                      : family == "phi3"                  ? fused
+                      : family.starts_with("deepseek_v3") ? latent
+                                                          : Names{};
   std::vector<std::string> out;
   for (const std::string& target : targets) {
     if (family == "gpt_oss" && std::ranges::find(kOfAttention, target) == kOfAttention.end()) continue;
@@ -228,7 +232,8 @@ TEST(AdapterTable, WhatMatchesNothingIsAnErrorThatListsWhatThereIs) {
 TEST(Adapter, ModulesOfLatentAttentionStandForThoseThatOthersHave) {
   const auto modules = [](const std::string& family, const std::vector<std::string>& targets) {
     std::set<std::string> names;
-    const TensorTablePtr table = make_adapter_table(make_model_config(testing_support::small_options(family)), config_of(targets));
+    const ModelConfig config = testing_support::small_config(family, testing_support::small_options(family));
+    const TensorTablePtr table = make_adapter_table(config, config_of(targets));
     for (const TensorSpec& spec : table->tensors())
       if (is_lora_a(spec.block) && spec.layer == 1) {
         const std::string module = module_of(module_of(spec.name));
@@ -237,6 +242,10 @@ TEST(Adapter, ModulesOfLatentAttentionStandForThoseThatOthersHave) {
     return names;
   };
   EXPECT_EQ(modules("deepseek_v3", {"q_proj"}), (std::set<std::string>{"q_a_proj", "q_b_proj"}));
+  EXPECT_EQ(modules("deepseek_v3_latents", {"v_proj", "o_proj"}), (std::set<std::string>{"kv_a_proj_with_mqa", "o_proj"}));
+  const std::string message = error_of([&] { modules("deepseek_v3_latents", {"kv_b_proj"}); });
+  EXPECT_THAT(message, HasSubstr("an adapter of 'model.layers.0.self_attn.kv_b_proj'"));
+  EXPECT_THAT(message, HasSubstr("latent_attention = \"heads\""));
   EXPECT_EQ(modules("deepseek_v3", {"v_proj", "o_proj"}), (std::set<std::string>{"kv_a_proj_with_mqa", "kv_b_proj", "o_proj"}));
   EXPECT_EQ(modules("qwen3", {"q_proj", "v_proj"}), (std::set<std::string>{"q_proj", "v_proj"}));
 }
@@ -297,13 +306,15 @@ INSTANTIATE_TEST_SUITE_P(Families, AdapterExactness,
                                            AdapterCase{"phi3", DType::kF32, {}}, AdapterCase{"phi3", DType::kBF16, {}},
                                            AdapterCase{"gpt_oss", DType::kF32, {}}, AdapterCase{"gpt_oss", DType::kBF16, {}},
                                            AdapterCase{"afmoe", DType::kBF16, {}}, AdapterCase{"deepseek_v3", DType::kF32, {}},
-                                           AdapterCase{"deepseek_v3", DType::kBF16, {}}, AdapterCase{"gemma3_text", DType::kF32, {}},
-                                           AdapterCase{"gemma3_text", DType::kBF16, {}}));
+                                           AdapterCase{"deepseek_v3", DType::kBF16, {}},
+                                           AdapterCase{"deepseek_v3_latents", DType::kF32, {}},
+                                           AdapterCase{"deepseek_v3_latents", DType::kBF16, {}},
+                                           AdapterCase{"gemma3_text", DType::kF32, {}}, AdapterCase{"gemma3_text", DType::kBF16, {}}));
 
 class AdapterOfFamily : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Families, AdapterOfFamily,
                          ::testing::Values("qwen3", "qwen3_moe", "glm4_moe", "mixtral", "olmo2", "phi3", "qwen3_5_moe_text", "qwen3_next",
-                                           "minimax_m2", "afmoe", "deepseek_v3", "gemma3_text", "nemotron_h"));
+                                           "minimax_m2", "afmoe", "deepseek_v3", "deepseek_v3_latents", "gemma3_text", "nemotron_h"));
 
 TEST(Adapter, StartsAsItsBase) {
   SmallModel model("qwen3", true, 2);
@@ -324,7 +335,7 @@ TEST_P(AdapterOfFamily, GradientsAreThoseOfFiniteDifferences) {
   Adapted adapted(model, DType::kF32, config);
   // Tokens of which none is about to change its experts, where the loss has a step.
   const bool takes_other_tokens = model.config.has_score_router || GetParam() == "mixtral";
-  Packed packed = random_packed(model.config.vocab_size, {12, 7}, GetParam() == "deepseek_v3" ? 10 : takes_other_tokens ? 7 : 6);
+  Packed packed = random_packed(model.config.vocab_size, {12, 7}, GetParam().starts_with("deepseek_v3") ? 10 : takes_other_tokens ? 7 : 6);
   std::vector<float> dlogp(packed.ids.size());
   Rng rng(8);
   draw_normals(rng, dlogp);

@@ -164,7 +164,8 @@ TensorView DecodeRecorder::forward(const Weights& weights, KvCache& cache, const
   const auto softmax = std::ranges::find_if(layers.kv, [](const ops::KvLayer& layer) { return layer.k.data != nullptr; });
   const ModelConfig c = config_of_shard(weights.config, weights.shard.size);
   const auto plan_bytes = static_cast<std::int64_t>(ops::decode_plan_bytes(ctx_, decode, cache.block_size()));
-  const TensorView like_q{nullptr, {step.rows, c.num_heads, c.head_dim}, weights.compute, ctx_.runtime->device(), c.head_dim};
+  const std::int64_t D = c.cached_key_dim();
+  const TensorView like_q{nullptr, {step.rows, c.num_heads, D}, weights.compute, ctx_.runtime->device(), D};
   const auto plan = [&](std::int64_t window) {
     const TensorView memory = arena_.take({plan_bytes}, DType::kU8);
     ops::plan_decode(ctx_, memory, like_q, *softmax, decode, window);

@@ -172,12 +172,13 @@ KvCache::KvCache(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& conf
     : num_blocks_(num_blocks), block_size_(block_size), num_states_(num_states) {
   if (logs_routes && config.num_experts > 0)
     route_log_ = Tensor::zeros(runtime, {num_blocks * block_size, 2 * config.num_layers * config.num_active_experts}, DType::kU8);
-  const Shape shape{num_blocks, config.num_kv_heads, block_size, config.head_dim};
+  const bool has_values = !config.attends_to_latents;  // else they are parts of the keys
+  const Shape shape{num_blocks, has_values ? config.num_kv_heads : 1, block_size, config.cached_key_dim()};
   for (std::int64_t i = 0; i < config.num_layers; ++i) {
     // Left as it is: no query reads a slot that was not written, and untouched pages cost nothing.
     const bool is_linear = config.is_linear(i), has_keys = config.has_softmax(i);
     k_.push_back(has_keys ? Tensor::empty(runtime, shape, compute) : Tensor());
-    v_.push_back(has_keys ? Tensor::empty(runtime, shape, compute) : Tensor());
+    v_.push_back(has_keys && has_values ? Tensor::empty(runtime, shape, compute) : Tensor());
     const LinearAttention& c = config.linear;
     inputs_.push_back(is_linear ? Tensor::empty(runtime, {num_states, c.num_taps - 1, c.num_channels()}, compute) : Tensor());
     states_.push_back(is_linear ? Tensor::empty(runtime, {num_states, floats_of_state(c, compute, runtime->device().kind)}, DType::kF32)
@@ -220,7 +221,7 @@ std::size_t KvCache::bytes_per_state(const ModelConfig& config, DType compute, D
 }
 
 std::size_t KvCache::bytes_per_block(const ModelConfig& config, DType compute, std::int64_t block_size) noexcept {
-  return static_cast<std::size_t>(2 * config.num_softmax_layers() * config.num_kv_heads * config.head_dim * block_size) * size_of(compute);
+  return static_cast<std::size_t>(config.num_softmax_layers() * config.cached_width() * block_size) * size_of(compute);
 }
 
 std::size_t KvCache::route_bytes_per_block(const ModelConfig& config, std::int64_t block_size) noexcept {

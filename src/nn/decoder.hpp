@@ -71,7 +71,8 @@ struct CacheLayers {
 };
 
 /// What sequences leave behind for their next tokens. Keys and values of the layers of softmax attention: k and v [num_blocks, Hkv,
-/// block_size, D] in the compute dtype. Of layers of linear attention a state for each sequence.
+/// block_size, D] in the compute dtype; k alone, of one head, where attention is to latents. Of layers of linear attention a state for each
+/// sequence.
 class KvCache {
  public:
   /// `config`: of the heads that this device computes.

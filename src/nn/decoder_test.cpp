@@ -305,28 +305,32 @@ TEST_P(ExactnessTest, StartedGradientsAreThoseOfZeroedOnes) {
 
 INSTANTIATE_TEST_SUITE_P(
     Families, ExactnessTest,
-    ::testing::Values(
-        ExactCase{"llama", DType::kF32}, ExactCase{"llama", DType::kBF16}, ExactCase{"qwen2", DType::kF32},
-        ExactCase{"qwen2", DType::kBF16}, ExactCase{"qwen3", DType::kF32}, ExactCase{"qwen3", DType::kBF16},
-        ExactCase{"qwen3_moe", DType::kF32}, ExactCase{"qwen3_moe", DType::kBF16}, ExactCase{"glm4_moe", DType::kF32},
-        ExactCase{"glm4_moe", DType::kBF16}, ExactCase{"smollm3", DType::kF32}, ExactCase{"smollm3", DType::kBF16},
-        ExactCase{"mixtral", DType::kBF16}, ExactCase{"olmo2", DType::kF32}, ExactCase{"olmo2", DType::kBF16},
-        ExactCase{"phi3", DType::kBF16}, ExactCase{"olmo2", DType::kBF16, true}, ExactCase{"qwen3", DType::kF32, true},
-        ExactCase{"llama", DType::kBF16, true}, ExactCase{"mistral_window", DType::kBF16}, ExactCase{"qwen3_window", DType::kF32},
-        ExactCase{"olmo3_window", DType::kBF16}, ExactCase{"qwen3_5_text", DType::kF32}, ExactCase{"qwen3_5_text", DType::kBF16},
-        ExactCase{"gpt_oss_window", DType::kF32}, ExactCase{"gpt_oss_window", DType::kBF16}, ExactCase{"gpt_oss", DType::kBF16},
-        ExactCase{"qwen3_5_moe_text", DType::kBF16}, ExactCase{"qwen3_next", DType::kF32}, ExactCase{"qwen3_next", DType::kBF16},
-        ExactCase{"minimax_m2", DType::kF32}, ExactCase{"minimax_m2", DType::kBF16}, ExactCase{"afmoe", DType::kBF16},
-        ExactCase{"afmoe_window", DType::kF32}, ExactCase{"afmoe_window", DType::kBF16}, ExactCase{"afmoe", DType::kBF16, true},
-        ExactCase{"deepseek_v3", DType::kF32}, ExactCase{"deepseek_v3", DType::kBF16}, ExactCase{"deepseek_v3", DType::kBF16, true},
-        ExactCase{"gemma3_text", DType::kBF16}, ExactCase{"gemma3_text_window", DType::kF32}, ExactCase{"gemma3_text_window", DType::kBF16},
-        ExactCase{"gemma3_text", DType::kBF16, true}, ExactCase{"qwen3_eight", DType::kBF16}, ExactCase{"qwen3_moe_eight", DType::kF32},
-        ExactCase{"nemotron_h", DType::kF32}, ExactCase{"nemotron_h", DType::kBF16}, ExactCase{"nemotron_h", DType::kBF16, true},
-        ExactCase{"nemotron_h_narrow", DType::kBF16}, ExactCase{"nemotron_h_eight", DType::kBF16},
-        ExactCase{"qwen3_eight_products", DType::kF32}, ExactCase{"qwen3_eight_products", DType::kBF16},
-        ExactCase{"qwen3_eight_products", DType::kBF16, true}, ExactCase{"qwen3_moe_eight_products", DType::kF32},
-        ExactCase{"qwen3_moe_eight_products", DType::kBF16}, ExactCase{"gpt_oss_eight_products", DType::kBF16},
-        ExactCase{"nemotron_h_eight_products", DType::kBF16}),
+    ::testing::Values(ExactCase{"llama", DType::kF32}, ExactCase{"llama", DType::kBF16}, ExactCase{"qwen2", DType::kF32},
+                      ExactCase{"qwen2", DType::kBF16}, ExactCase{"qwen3", DType::kF32}, ExactCase{"qwen3", DType::kBF16},
+                      ExactCase{"qwen3_moe", DType::kF32}, ExactCase{"qwen3_moe", DType::kBF16}, ExactCase{"glm4_moe", DType::kF32},
+                      ExactCase{"glm4_moe", DType::kBF16}, ExactCase{"smollm3", DType::kF32}, ExactCase{"smollm3", DType::kBF16},
+                      ExactCase{"mixtral", DType::kBF16}, ExactCase{"olmo2", DType::kF32}, ExactCase{"olmo2", DType::kBF16},
+                      ExactCase{"phi3", DType::kBF16}, ExactCase{"olmo2", DType::kBF16, true}, ExactCase{"qwen3", DType::kF32, true},
+                      ExactCase{"llama", DType::kBF16, true}, ExactCase{"mistral_window", DType::kBF16},
+                      ExactCase{"qwen3_window", DType::kF32}, ExactCase{"olmo3_window", DType::kBF16},
+                      ExactCase{"qwen3_5_text", DType::kF32}, ExactCase{"qwen3_5_text", DType::kBF16},
+                      ExactCase{"gpt_oss_window", DType::kF32}, ExactCase{"gpt_oss_window", DType::kBF16},
+                      ExactCase{"gpt_oss", DType::kBF16}, ExactCase{"qwen3_5_moe_text", DType::kBF16}, ExactCase{"qwen3_next", DType::kF32},
+                      ExactCase{"qwen3_next", DType::kBF16}, ExactCase{"minimax_m2", DType::kF32}, ExactCase{"minimax_m2", DType::kBF16},
+                      ExactCase{"afmoe", DType::kBF16}, ExactCase{"afmoe_window", DType::kF32}, ExactCase{"afmoe_window", DType::kBF16},
+                      ExactCase{"afmoe", DType::kBF16, true}, ExactCase{"deepseek_v3", DType::kF32}, ExactCase{"deepseek_v3", DType::kBF16},
+                      ExactCase{"deepseek_v3", DType::kBF16, true}, ExactCase{"deepseek_v3_latents", DType::kF32},
+                      ExactCase{"deepseek_v3_latents", DType::kBF16}, ExactCase{"deepseek_v3_latents", DType::kBF16, true},
+                      ExactCase{"deepseek_v2_latents", DType::kBF16}, ExactCase{"deepseek_v3_latents_eight_products", DType::kBF16},
+                      ExactCase{"gemma3_text", DType::kBF16}, ExactCase{"gemma3_text_window", DType::kF32},
+                      ExactCase{"gemma3_text_window", DType::kBF16}, ExactCase{"gemma3_text", DType::kBF16, true},
+                      ExactCase{"qwen3_eight", DType::kBF16}, ExactCase{"qwen3_moe_eight", DType::kF32},
+                      ExactCase{"nemotron_h", DType::kF32}, ExactCase{"nemotron_h", DType::kBF16},
+                      ExactCase{"nemotron_h", DType::kBF16, true}, ExactCase{"nemotron_h_narrow", DType::kBF16},
+                      ExactCase{"nemotron_h_eight", DType::kBF16}, ExactCase{"qwen3_eight_products", DType::kF32},
+                      ExactCase{"qwen3_eight_products", DType::kBF16}, ExactCase{"qwen3_eight_products", DType::kBF16, true},
+                      ExactCase{"qwen3_moe_eight_products", DType::kF32}, ExactCase{"qwen3_moe_eight_products", DType::kBF16},
+                      ExactCase{"gpt_oss_eight_products", DType::kBF16}, ExactCase{"nemotron_h_eight_products", DType::kBF16}),
     [](const auto& test) {
       return test.param.family + (test.param.is_wide ? "_wide" : "") + (test.param.compute == DType::kF32 ? "_f32" : "_bf16");
     });
@@ -336,7 +340,7 @@ class FamilyTest : public ::testing::TestWithParam<std::string> {};
 TEST_P(FamilyTest, GradientsAreThoseOfFiniteDifferences) {
   SmallModel model(GetParam());
   // Tokens of which none is between two experts: a step to each side would send it to another.
-  const Packed packed = random_packed(model.config.vocab_size, {9, 4}, GetParam() == "deepseek_v3" ? 3 : 1);
+  const Packed packed = random_packed(model.config.vocab_size, {9, 4}, GetParam().starts_with("deepseek_v3") ? 3 : 1);
   std::vector<float> dlogp(packed.ids.size());
   Rng rng(2);
   draw_normals(rng, dlogp);
@@ -378,8 +382,8 @@ TEST_P(FamilyTest, GradientsAreThoseOfFiniteDifferences) {
 INSTANTIATE_TEST_SUITE_P(Families, FamilyTest,
                          ::testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "smollm3", "mixtral", "olmo2", "phi3",
                                            "qwen2_window", "qwen3_5_text", "gpt_oss", "gpt_oss_window", "qwen3_5_moe_text", "qwen3_next",
-                                           "minimax_m2", "afmoe", "afmoe_window", "deepseek_v3", "gemma3_text", "gemma3_text_window",
-                                           "nemotron_h", "nemotron_h_narrow"));
+                                           "minimax_m2", "afmoe", "afmoe_window", "deepseek_v3", "deepseek_v3_latents", "gemma3_text",
+                                           "gemma3_text_window", "nemotron_h", "nemotron_h_narrow"));
 
 // Each sequence needs a state of the cache, be its step recorded or not.
 TEST(Decoder, RefusesSequencesWithoutStates) {
@@ -571,6 +575,27 @@ TEST(KvCache, SizesAreThoseOfItsBlocks) {
   EXPECT_EQ(KvCache::bytes_per_block(model.config, DType::kBF16, 16), static_cast<std::size_t>(2 * 3 * 2 * 32 * 16 * 2));
   EXPECT_EQ(model.ctx().runtime->bytes_in_use() - before, 10 * KvCache::bytes_per_block(model.config, DType::kBF16, 16));
   EXPECT_EQ(cache.layer(2).k.shape, (Shape{10, 2, 16, 32}));
+}
+
+TEST(KvCache, OfLatentsHasOneKeyOfATokenAndNoValues) {
+  SmallModel model("deepseek_v3_latents");
+  const ModelConfig& config = model.config;
+  const std::int64_t width = config.latent->kv_rank + config.latent->rotary_dim;
+  const std::size_t before = model.ctx().runtime->bytes_in_use(), bytes = KvCache::bytes_per_block(config, DType::kBF16, 16);
+  const KvCache cache(model.ctx().runtime, config, DType::kBF16, 10, 16);
+  EXPECT_EQ(bytes, static_cast<std::size_t>(config.num_layers * width * 16 * 2));
+  EXPECT_EQ(model.ctx().runtime->bytes_in_use() - before, 10 * bytes);
+  EXPECT_EQ(cache.layer(2).k.shape, (Shape{10, 1, 16, width}));
+  EXPECT_EQ(cache.layer(2).v.data, nullptr);
+}
+
+// What no device has attention to is attended to as heads, whatever is asked for.
+TEST(KvCache, OfLatentsIsForSizesThatDevicesHaveAttentionFor) {
+  const std::filesystem::path folder = testing_support::golden_models() / "deepseek_v3";
+  EXPECT_FALSE(load_model_config(folder, {.attends_to_latents = true}).attends_to_latents) << "kv_lora_rank 24";
+  EXPECT_FALSE(load_model_config(testing_support::golden_models() / "qwen3_tied", {.attends_to_latents = true}).attends_to_latents);
+  EXPECT_TRUE(load_model_config(testing_support::golden_models() / "glm4_moe_lite", {.attends_to_latents = true}).attends_to_latents);
+  EXPECT_FALSE(load_model_config(testing_support::golden_models() / "glm4_moe_lite").attends_to_latents);
 }
 
 }  // namespace

@@ -31,7 +31,7 @@ bool is_of_eight_bits(const std::vector<float>& row) {
 }
 
 TEST(EightBitWeights, AreThoseOfTheProductsOfLayersAlone) {
-  for (const char* family : {"qwen3_moe_eight", "deepseek_v3_eight", "qwen3_eight"}) {
+  for (const char* family : {"qwen3_moe_eight", "deepseek_v3_eight", "deepseek_v3_latents_eight", "qwen3_eight"}) {
     SCOPED_TRACE(family);
     SmallModel model(family, false);
     const WeightsPtr weights = model.weights(DType::kBF16);
@@ -39,7 +39,8 @@ TEST(EightBitWeights, AreThoseOfTheProductsOfLayersAlone) {
     for (std::size_t i = 0; i < weights->blocks.size(); ++i) {
       const BlockSpec& spec = weights->table->blocks()[i];
       if (weights->blocks[i].packed == nullptr) continue;
-      const bool wanted = spec.kind != Block::kLmHead && spec.kind != Block::kEmbedding && spec.kind != Block::kRouter;
+      const bool is_kept = spec.kind == Block::kKvUp && model.config.attends_to_latents;
+      const bool wanted = spec.kind != Block::kLmHead && spec.kind != Block::kEmbedding && spec.kind != Block::kRouter && !is_kept;
       EXPECT_EQ(spec.is_eight_bit, wanted);
       EXPECT_EQ(is_of_eight_bits(eight_bit_row(*weights->blocks[i].packed, 0)), wanted) << static_cast<int>(spec.kind);
       num_eight += wanted ? 1 : 0;

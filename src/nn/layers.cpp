@@ -188,7 +188,7 @@ LayerMemory memory_of_all_layers(Frame& frame, const Weights& w, std::int64_t nu
   const auto take = [&](std::int64_t width) { return frame.take({num_tokens, width}, w.compute); };
   LayerMemory memory{.delta_TH = take(c.hidden_size)};
   if (c.shared_expert_size > 0) memory.shared_TH = take(c.hidden_size);
-  if (!c.latent) return memory;
+  if (!c.latent || c.attends_to_latents) return memory;  // attention to latents reads queries once more in the backward pass
   if (c.latent->query_rank > 0) memory.queries_TQ = take(c.num_heads * c.latent->query_dim());
   memory.up_TU = take(c.num_heads * (c.latent->plain_dim + c.latent->value_dim));
   return memory;
@@ -370,6 +370,9 @@ Var latent_attention_of(PartFrames& part, const BoundModel& model, std::int64_t 
   Var q;
   if (latents.q.is_defined())
     q = autograd::linear(frame, latents.q, model.linear(Block::kQueryUp, i, weight(Block::kKvUp)), memory.queries_TQ);
+  if (c.attends_to_latents)
+    return autograd::latent_attention(part.heads, down, latents, q, model.linear(Block::kKvUp, i, weight(Block::kO)), p,
+                                      attention_of(model, i, {}, {}), index);
   const Var up = autograd::linear(frame, latents.kv, model.linear(Block::kKvUp, i, weight(Block::kO)), memory.up_TU);
   const Var qkv = autograd::latent_heads(part.heads, down, q, up, p);
   return autograd::narrow_heads(part.heads, autograd::self_attention(part.heads, qkv, attention_of(model, i, {}, {}), index), p);

@@ -351,6 +351,7 @@ ModelConfig load_model_config(const fs::path& folder, const ConfigOverrides& ove
     for (const std::int32_t id : ConfigReader(generation.string(), generation_value.get_object()).ids("eos_token_id"))
       if (std::find(config.eos_ids.begin(), config.eos_ids.end(), id) == config.eos_ids.end()) config.eos_ids.push_back(id);
   }
+  config.attends_to_latents = overrides.attends_to_latents && config.latent && config.latent->has_attention();
   read_quantization(reader, family, config);
   check(reader, config);
   read_mtp(reader, family, folder, config);

@@ -91,6 +91,8 @@ struct LatentAttention {
   std::int64_t plain_dim = 0, rotary_dim = 0, value_dim = 0;
   bool are_pairs_neighbours = true;  ///< as in ops::LatentHeads
   bool operator==(const LatentAttention&) const = default;
+  /// Whether every device has attention to latents of these sizes, which those of all published models are.
+  bool has_attention() const noexcept { return kv_rank % 16 == 0 && kv_rank <= 512 && rotary_dim <= 64; }
   std::int64_t query_dim() const noexcept { return plain_dim + rotary_dim; }
   /// Of what the products of normed latents give in a layer with `num_heads`.
   std::int64_t widened(std::int64_t num_heads) const noexcept {
@@ -133,6 +135,9 @@ struct ModelConfig {
   std::vector<std::int64_t> windowed_layers;   ///< with sliding windows (Mistral 7B v0.1), ascending
   LinearAttention linear;
   std::optional<LatentAttention> latent;
+  /// Attention is to the latents themselves and the cache holds them, not the heads that they form (ops/latent.hpp). A choice of the run,
+  /// as eight_bits is: the same up to rounding.
+  bool attends_to_latents = false;
   bool gates_heads = false;      ///< heads have output gates, which q_proj gives beside each query (Qwen 3.5)
   bool gates_are_apart = false;  ///< these gates are the outputs of a matrix of their own (AFMoE)
   bool norms_add_one = false;    ///< norms multiply by 1 + weight: those of the stream and of heads (Qwen 3.5, Gemma 3)
@@ -203,6 +208,9 @@ struct ModelConfig {
   std::int64_t num_softmax_layers() const noexcept {
     return num_layers - static_cast<std::int64_t>(linear.layers.size()) - static_cast<std::int64_t>(mlp_layers.size());
   }
+  /// Of a key in the cache, and of a token in a layer: its keys and values, or its latent and the rotated elements of all its keys.
+  std::int64_t cached_key_dim() const noexcept { return attends_to_latents ? latent->kv_rank + latent->rotary_dim : head_dim; }
+  std::int64_t cached_width() const noexcept { return attends_to_latents ? cached_key_dim() : 2 * num_kv_heads * head_dim; }
   /// Keys that a query of a layer sees at most; 0: all.
   std::int64_t window_of(std::int64_t layer) const noexcept;
   bool is_windowed(std::int64_t layer) const noexcept { return window_of(layer) > 0; }
@@ -236,6 +244,7 @@ struct ConfigOverrides {
   /// becomes `factor` times the original length where that is more.
   std::string rope_scaling = {};
   EightBits eight_bits = EightBits::kNone;
+  bool attends_to_latents = false;  ///< no effect on models without latents, and on those whose LatentAttention::has_attention() is false
 };
 
 /// Reads <folder>/config.json. Error{kNotFound|kCorrupt|kNotImplemented} names the key and what was found: an unknown

@@ -118,8 +118,9 @@ INSTANTIATE_TEST_SUITE_P(Models, OffloadTest,
                                            OffloadCase{"gpt_oss", DType::kBF16}, OffloadCase{"qwen3_5_text", DType::kBF16},
                                            OffloadCase{"qwen3_next", DType::kBF16}, OffloadCase{"minimax_m2", DType::kBF16},
                                            OffloadCase{"afmoe", DType::kBF16}, OffloadCase{"deepseek_v3", DType::kF32},
-                                           OffloadCase{"gemma3_text", DType::kBF16}, OffloadCase{"nemotron_h", DType::kBF16},
-                                           OffloadCase{"nemotron_h_narrow", DType::kBF16}));
+                                           OffloadCase{"deepseek_v3_latents", DType::kBF16},
+                                           OffloadCase{"deepseek_v2_latents", DType::kF32}, OffloadCase{"gemma3_text", DType::kBF16},
+                                           OffloadCase{"nemotron_h", DType::kBF16}, OffloadCase{"nemotron_h_narrow", DType::kBF16}));
 
 TEST(OffloadedRegions, WantAtLeastOneInFlight) {
   const auto runtime = make_cpu_runtime();

@@ -51,8 +51,9 @@ float max_difference(std::span<const float> a, std::span<const float> b) {
 
 class ParityTest : public ::testing::TestWithParam<std::string> {
  protected:
-  ParityTest() : folder_(testing_support::golden_models() / GetParam()), golden_(folder_ / "expected.safetensors"), session_(2) {
-    parameters_ = std::make_unique<Parameters>(ctx().runtime, load_model_config(folder_));
+  ParityTest() : folder_(testing_support::golden_models() / folder_name()), golden_(folder_ / "expected.safetensors"), session_(2) {
+    parameters_ =
+        std::make_unique<Parameters>(ctx().runtime, load_model_config(folder_, {.attends_to_latents = GetParam() != folder_name()}));
     load_parameters(*parameters_, folder_);
     ids_ = golden_.ints("ids");
     cu_seqlens_ = golden_.ints("cu_seqlens");
@@ -60,6 +61,10 @@ class ParityTest : public ::testing::TestWithParam<std::string> {
     temperatures_ = golden_.floats("temperatures");
     for (std::size_t s = 1; s < cu_seqlens_.size(); ++s)
       for (std::int32_t i = cu_seqlens_[s - 1]; i < cu_seqlens_[s]; ++i) positions_.push_back(i - cu_seqlens_[s - 1]);
+  }
+  static std::string folder_name() {
+    const std::string name = GetParam();
+    return name.ends_with(testing_support::kLatents) ? name.substr(0, name.size() - testing_support::kLatents.size()) : name;
   }
   ops::OpContext& ctx() { return session_.context(); }
   PackedBatch batch() const { return {ids_, positions_, cu_seqlens_}; }
@@ -143,7 +148,9 @@ TEST_P(ParityTest, Bf16StaysWithinItsNoise) {
     // Adding the same to every key's logit changes no softmax: a k bias has a gradient of rounding noise only, unless rotated.
     const bool is_chosen = parameter.name.find(".experts.") != std::string::npos || parameter.block == Block::kRouter;
     // Sigmoids of some models' scores lie so close that a token or two have another expert on GPUs, which few tokens show in all gradients.
-    const double slack = tests_gpu() && parameters_->config().has_score_router ? 0.2 : 0;
+    // So do those of attention to latents, which rounds in other places than transformers' does.
+    const double of_a_token = tests_gpu() ? 0.2 : parameters_->config().attends_to_latents ? 0.02 : 0;
+    const double slack = parameters_->config().has_score_router ? of_a_token : 0;
     EXPECT_GT(dot / std::sqrt(a * b), (parameter.name.ends_with("k_proj.bias") ? 0.9 : is_chosen ? 0.97 : 0.995) - slack) << parameter.name;
   }
 }
@@ -154,9 +161,9 @@ INSTANTIATE_TEST_SUITE_P(Models, ParityTest,
                                            "smollm3", "mixtral", "olmo2", "olmo2_bias", "phi3", "phi3_long", "phi3_short", "olmo3",
                                            "qwen3_yarn", "mistral_window", "qwen2_window", "qwen3_window", "qwen3_5", "qwen3_5_equal_heads",
                                            "gpt_oss", "gpt_oss_mxfp4", "qwen3_5_moe", "qwen3_next", "minimax_m2", "afmoe", "afmoe_tied",
-                                           "deepseek_v2", "deepseek_v3", "deepseek_v3_plain", "glm4_moe_lite", "qwen3_fp8", "qwen3_moe_fp8",
-                                           "gemma3", "gemma3_untied", "llama_linear", "nemotron_h", "nemotron_h_experts",
-                                           "nemotron_h_latent"),
+                                           "deepseek_v2", "deepseek_v3", "deepseek_v3_plain", "glm4_moe_lite", "deepseek_v3_plain_latents",
+                                           "glm4_moe_lite_latents", "qwen3_fp8", "qwen3_moe_fp8", "gemma3", "gemma3_untied", "llama_linear",
+                                           "nemotron_h", "nemotron_h_experts", "nemotron_h_latent"),
                          [](const auto& test) { return test.param; });
 
 }  // namespace

@@ -408,8 +408,10 @@ bool is_lora_a(Block block) noexcept { return block >= Block::kQkvLoraA && block
 
 namespace {
 
-/// The products of attention and MLPs, those of experts too, which are most of a model and of its time; not routers and small gates.
-bool is_layer_product(Block block) {
+/// The products of attention and MLPs, those of experts too, which are most of a model and of its time; not routers and small gates, and
+/// not the matrix of latents that is applied to queries of its own.
+bool is_layer_product(const ModelConfig& config, Block block) {
+  if (config.attends_to_latents && block == Block::kKvUp) return false;
   return block == Block::kQkv || block == Block::kO || block == Block::kGateUp || block == Block::kDown || block == Block::kQueryUp ||
          block == Block::kKvUp || block == Block::kExpertsIn || block == Block::kExpertsOut;
 }
@@ -432,8 +434,8 @@ TensorTablePtr make_tensor_table(const ModelConfig& config, Shard shard) {
                       .num_taps = row.slot == Slot::kLinearConv ? config.linear.num_taps : 0,
                       .num_stored_rows = stored_rows_of_vector(config, row.slot),
                       .is_shared = row.is_shared,
-                      .is_eight_bit = config.eight_bits != EightBits::kNone && is_layer_product(row.block),
-                      .rounds_inputs = config.eight_bits == EightBits::kProducts && is_layer_product(row.block)};
+                      .is_eight_bit = config.eight_bits != EightBits::kNone && is_layer_product(config, row.block),
+                      .rounds_inputs = config.eight_bits == EightBits::kProducts && is_layer_product(config, row.block)};
       if (row.is_shared) {
         const std::int64_t rows = spec.shape[0] / shard.size;
         spec.first_stored_row = shard.rank * rows;

@@ -84,9 +84,10 @@ enum class ModelSize { kSmall, kWide, kEven };
 inline constexpr std::string_view kEight = "_eight";                   ///< behind the name of a family: with weights of 8 bits
 inline constexpr std::string_view kEightProducts = "_eight_products";  ///< and inputs of products
 inline constexpr std::string_view kNarrow = "_narrow";                 ///< with experts between two matrices
+inline constexpr std::string_view kLatents = "_latents";               ///< with attention to latents; before the others
 /// "mistral_window" and its like: with windows of so few keys that most tests' sequences are longer.
 inline InitModelOptions small_options(std::string family, ModelSize size = ModelSize::kSmall) {
-  for (const std::string_view suffix : {kEight, kEightProducts, kNarrow})
+  for (const std::string_view suffix : {kEight, kEightProducts, kNarrow, kLatents})
     if (family.ends_with(suffix)) family.resize(family.size() - suffix.size());
   constexpr std::string_view kWindow = "_window";
   const bool is_wide = size == ModelSize::kWide, has_window = family.ends_with(kWindow);
@@ -131,6 +132,7 @@ inline ModelConfig small_config(const std::string& family, const InitModelOption
   if (family.ends_with(kEight)) config.eight_bits = EightBits::kWeights;
   if (family.ends_with(kEightProducts)) config.eight_bits = EightBits::kProducts;
   if (family.ends_with(kNarrow)) config.expert_input_size = options.hidden_size / 2;
+  config.attends_to_latents = family.find(kLatents) != std::string::npos;
   return config;
 }
 

@@ -29,12 +29,25 @@ void check_sinks(ShapeCheck& c, const ConstTensorView& sinks_H) {
   if (sinks_H.data != nullptr) c.check("sinks", sinks_H, "Hq", DType::kF32).contiguous("sinks", sinks_H);
 }
 
+/// Where `has_values` is false, those are the last elements of the one key head.
+void check_sizes_of_heads(ShapeCheck& c, const ConstTensorView& q, std::int64_t num_kv_heads, const TensorView& out, bool has_values) {
+  if (has_values) return check_head_dim(c, q.shape[2]);
+  const std::int64_t D = q.shape[2], V = out.shape[2];
+  c.require(num_kv_heads == 1, "Hkv must be 1 where keys hold values");
+  if (D % 16 != 0 || V % 16 != 0 || V <= 0 || V > D)
+    c.require(false, fmt::format("keys of D = {} elements that hold values of V = {}; multiples of 16 are wanted, V at most D", D, V));
+}
+/// "V" where keys hold values.
+const char* pattern_of_out(bool has_values) { return has_values ? "T Hq D" : "T Hq V"; }
+
 void check_varlen(ShapeCheck& c, const VarlenAttention& a) {
   check_heads(c, "q", a.q_THD, "T Hq D", a.q_token_stride);
   check_heads(c, "k", a.k_TKD, "T Hkv D", a.k_token_stride);
-  check_heads(c, "v", a.v_TKD, "T Hkv D", a.v_token_stride);
-  c.same_dtype("q", a.q_THD.dtype, "k", a.k_TKD.dtype).same_dtype("q", a.q_THD.dtype, "v", a.v_TKD.dtype);
-  check_head_dim(c, a.q_THD.shape[2]);
+  c.same_dtype("q", a.q_THD.dtype, "k", a.k_TKD.dtype);
+  if (a.v_TKD.data != nullptr) {
+    check_heads(c, "v", a.v_TKD, "T Hkv D", a.v_token_stride);
+    c.same_dtype("q", a.q_THD.dtype, "v", a.v_TKD.dtype);
+  }
   c.require(a.k_TKD.shape[1] > 0 && a.q_THD.shape[1] % a.k_TKD.shape[1] == 0, "Hq must be a multiple of Hkv");
   c.require(a.window >= 0, "the window is negative");
   c.require(!a.cu_seqlens.empty() && a.cu_seqlens.front() == 0 && a.cu_seqlens.back() == a.q_THD.shape[0],
@@ -46,16 +59,14 @@ void check_varlen(ShapeCheck& c, const VarlenAttention& a) {
 VarlenAttention with_strides(VarlenAttention a) {
   if (a.q_token_stride == 0) a.q_token_stride = a.q_THD.shape[1] * a.q_THD.shape[2];
   if (a.k_token_stride == 0) a.k_token_stride = a.k_TKD.shape[1] * a.k_TKD.shape[2];
-  if (a.v_token_stride == 0) a.v_token_stride = a.v_TKD.shape[1] * a.v_TKD.shape[2];
+  if (a.v_token_stride == 0 && a.v_TKD.data != nullptr) a.v_token_stride = a.v_TKD.shape[1] * a.v_TKD.shape[2];
   return a;
 }
 
 void check_layer(ShapeCheck& c, const KvLayer& layer) {
-  c.check("cache k", layer.k, "B Hkv S D")
-      .check("cache v", layer.v, "B Hkv S D")
-      .contiguous("cache k", layer.k)
-      .contiguous("cache v", layer.v);
-  c.same_dtype("cache k", layer.k.dtype, "cache v", layer.v.dtype);
+  c.check("cache k", layer.k, "B Hkv S D").contiguous("cache k", layer.k);
+  if (layer.v.data != nullptr)
+    c.check("cache v", layer.v, "B Hkv S D").contiguous("cache v", layer.v).same_dtype("cache k", layer.k.dtype, "cache v", layer.v.dtype);
   const std::int64_t size = layer.k.shape[2];
   c.require(size > 0 && (kAttentionTile % size == 0 || size % kAttentionTile == 0), "block_size must divide 64 or be a multiple of it");
 }
@@ -64,8 +75,10 @@ void check_layer(ShapeCheck& c, const KvLayer& layer) {
 
 void attention_varlen(OpContext& ctx, TensorView out_THD, TensorView lse_TH, const VarlenAttention& args) {
   ShapeCheck c("attention_varlen", ctx);
+  const bool has_values = args.v_TKD.data != nullptr;
   check_varlen(c, args);
-  c.check("out", out_THD, "T Hq D", args.q_THD.dtype).contiguous("out", out_THD);
+  c.check("out", out_THD, pattern_of_out(has_values), args.q_THD.dtype).contiguous("out", out_THD);
+  check_sizes_of_heads(c, args.q_THD, args.k_TKD.shape[1], out_THD, has_values);
   if (lse_TH.data != nullptr) c.check("lse", lse_TH, "T Hq", DType::kF32).contiguous("lse", lse_TH);
   if (args.q_THD.shape[0] == 0) return;
   table_entry(ctx, ctx.table->attention_varlen, "attention_varlen")(ctx, out_THD, lse_TH, with_strides(args));
@@ -76,6 +89,8 @@ void attention_varlen_backward(OpContext& ctx, TensorView dq_THD, TensorView dk_
                                ConstTensorView out_THD, ConstTensorView lse_TH, const VarlenAttention& args) {
   ShapeCheck c("attention_varlen_backward", ctx);
   check_varlen(c, args);
+  c.require(args.v_TKD.data != nullptr, "keys that hold values have no backward pass");
+  check_head_dim(c, args.q_THD.shape[2]);
   const DType dtype = args.q_THD.dtype;
   check_heads(c, "dq", dq_THD, "T Hq D", dq_token_stride);
   check_heads(c, "dk", dk_TKD, "T Hkv D", dk_token_stride);
@@ -107,14 +122,17 @@ void kv_write(OpContext& ctx, const KvLayer& layer, ConstTensorView k_TKD, std::
   ShapeCheck c("kv_write", ctx);
   check_layer(c, layer);
   check_heads(c, "k", k_TKD, "T Hkv D", k_token_stride);
-  check_heads(c, "v", v_TKD, "T Hkv D", v_token_stride);
-  c.same_dtype("k", k_TKD.dtype, "cache k", layer.k.dtype).same_dtype("v", v_TKD.dtype, "cache v", layer.v.dtype);
+  c.same_dtype("k", k_TKD.dtype, "cache k", layer.k.dtype);
+  if (layer.v.data != nullptr) {
+    check_heads(c, "v", v_TKD, "T Hkv D", v_token_stride);
+    c.same_dtype("v", v_TKD.dtype, "cache v", layer.v.dtype);
+  }
   c.extent("T", static_cast<std::int64_t>(slot_T.size()), "slot");
   const std::int64_t num_slots = layer.k.shape[0] * layer.k.shape[2];
   for (const std::int32_t slot : slot_T) c.require(slot >= -1 && slot < num_slots, "a slot lies outside the cache");
   if (slot_T.empty()) return;
   if (k_token_stride == 0) k_token_stride = k_TKD.shape[1] * k_TKD.shape[2];
-  if (v_token_stride == 0) v_token_stride = v_TKD.shape[1] * v_TKD.shape[2];
+  if (v_token_stride == 0 && layer.v.data != nullptr) v_token_stride = v_TKD.shape[1] * v_TKD.shape[2];
   table_entry(ctx, ctx.table->kv_write, "kv_write")(ctx, layer, k_TKD, k_token_stride, v_TKD, v_token_stride, slot_T);
 }
 
@@ -123,8 +141,9 @@ void attention_paged(OpContext& ctx, TensorView out_THD, const PagedAttention& a
   check_layer(c, args.layer);
   check_heads(c, "q", args.q_THD, "T Hq D", args.q_token_stride);
   c.same_dtype("q", args.q_THD.dtype, "cache k", args.layer.k.dtype);
-  c.check("out", out_THD, "T Hq D", args.q_THD.dtype).contiguous("out", out_THD);
-  check_head_dim(c, args.q_THD.shape[2]);
+  const bool has_values = args.layer.v.data != nullptr;
+  c.check("out", out_THD, pattern_of_out(has_values), args.q_THD.dtype).contiguous("out", out_THD);
+  check_sizes_of_heads(c, args.q_THD, args.layer.k.shape[1], out_THD, has_values);
   c.require(args.layer.k.shape[1] > 0 && args.q_THD.shape[1] % args.layer.k.shape[1] == 0, "Hq must be a multiple of Hkv");
   c.require(args.window >= 0, "the window is negative");
   check_sinks(c, args.sinks_H);
@@ -165,6 +184,7 @@ void norm_rope_to_cache(OpContext& ctx, TensorView q_TE, const KvLayer& layer, C
   ShapeCheck c("norm_rope_to_cache", ctx);
   const std::int64_t D = in.head_dim, Q = in.num_heads * D, K = in.num_kv_heads * D;
   check_layer(c, layer);
+  c.require(layer.v.data != nullptr, "a cache with values of their own");
   c.check("q", q_TE, "T Q").check("qkv", in.qkv_TE, "T W").same_dtype("q", q_TE.dtype, "qkv", in.qkv_TE.dtype).floating("q", q_TE);
   c.extent("Q", Q, "num_heads").extent("W", Q + 2 * K, "num_heads, num_kv_heads").extent("Hkv", in.num_kv_heads, "num_kv_heads");
   c.extent("D", D, "head_dim").check("positions", in.positions_T, "T", DType::kI32).check("slot", slot_T, "T", DType::kI32);
@@ -199,9 +219,9 @@ void attention_decode(OpContext& ctx, TensorView out_BHD, ConstTensorView q_BHD,
   check_index(c, index);
   c.check("q", q_BHD, "N Hq D", layer.k.dtype)
       .contiguous("q", q_BHD)
-      .check("out", out_BHD, "N Hq D", layer.k.dtype)
+      .check("out", out_BHD, layer.v.data != nullptr ? "N Hq D" : "N Hq V", layer.k.dtype)
       .contiguous("out", out_BHD);
-  c.require(is_head_dim(q_BHD.shape[2]), "D must be one of 16, 32, 64, 80, 96, 128, 256");
+  check_sizes_of_heads(c, q_BHD, layer.k.shape[1], out_BHD, layer.v.data != nullptr);
   c.require(layer.k.shape[1] > 0 && q_BHD.shape[1] % layer.k.shape[1] == 0, "Hq must be a multiple of Hkv");
   check_sinks(c, sinks_H);
   table_entry(ctx, ctx.table->attention_decode, "attention_decode")(ctx, out_BHD, q_BHD, layer, index, plan, scale, window, sinks_H);

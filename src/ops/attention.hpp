@@ -29,6 +29,8 @@ inline constexpr std::int64_t kRotaryStep = 16;
 ///           cu_seqlens: num_sequences + 1 host int32, first 0, last T. Hq % Hkv == 0. D is one of kHeadDims.
 /// Numerics  scores, softmax and sums in fp32; q, k, v enter as stored. The result of a query depends on its own q and the
 ///           k, v of the positions that it sees: 0..p of its sequence, or the last `window` of them.
+///           Without v, and of one key head, the last V elements of a key are its value, and out is [T, Hq, V]; D and V are then multiples
+///           of 16 (latent attention, ops/latent.hpp). This has no backward pass.
 ///           With sinks_H (fp32, [Hq]) each softmax has one logit more, that of its head, unscaled and without a value: it takes its
 ///           part of the weights, and lse includes it (GPT-OSS; Xiao et al. 2023, arXiv:2309.17453).
 struct VarlenAttention {
@@ -55,9 +57,10 @@ void attention_sinks_backward(OpContext& ctx, TensorView dsinks_H, ConstTensorVi
 /// or move whole blocks only.
 struct KvLayer {
   TensorView k;
-  TensorView v;
+  TensorView v;  ///< no data: the last elements of k's rows are v, as in VarlenAttention
 };
-/// Stores the k, v of each token at slot_T[t] = block * block_size + offset (int32, host; -1 skips the token).
+/// Stores the k, v of each token at slot_T[t] = block * block_size + offset (int32, host; -1 skips the token); v_TKD only where the layer
+/// has v.
 void kv_write(OpContext& ctx, const KvLayer& layer, ConstTensorView k_TKD, std::int64_t k_token_stride, ConstTensorView v_TKD,
               std::int64_t v_token_stride, std::span<const std::int32_t> slot_T);
 

@@ -18,6 +18,18 @@ void check_sizes(ShapeCheck& c, const LatentHeads& heads) {
   c.extent("R", R, "the heads").extent("HD", H * D, "the heads").extent("HV", H * V, "the heads");
 }
 
+void check_up(ShapeCheck& c, const LinearWeight& up, const LatentHeads& h, DType dtype) {
+  const std::int64_t L = up.num_inputs();
+  c.require(up.num_outputs() == h.num_heads * (h.plain_dim + h.value_dim), "a matrix that forms all heads");
+  c.require(L % 16 == 0 && !up.has_bias() && !up.rounds_inputs(),
+            "a matrix of a multiple of 16 inputs, without bias, whose inputs are not rounded");
+  c.extent("L", L, "the matrix")
+      .extent("HL", h.num_heads * L, "the matrix")
+      .extent("QK", h.num_heads * (h.rotary_dim + L), "the matrix")
+      .extent("K", h.rotary_dim + L, "the matrix");
+  c.same_dtype("the matrix", up.dtype(), "rows", dtype);
+}
+
 }  // namespace
 
 void latent_heads(OpContext& ctx, TensorView qkv_TE, ConstTensorView q_TQ, ConstTensorView up_TU, ConstTensorView rotary_TR,
@@ -60,6 +72,58 @@ void narrow_heads_backward(OpContext& ctx, TensorView dx_TQ, ConstTensorView dy_
   c.check("dx", dx_TQ, "T HD").check("dy", dy_TV, "T HV").floating("dx", dx_TQ).same_dtype("dy", dy_TV.dtype, "dx", dx_TQ.dtype);
   if (dx_TQ.shape.num_elements() == 0) return;
   table_entry(ctx, ctx.table->narrow_heads_backward, "narrow_heads_backward")(ctx, dx_TQ, dy_TV, heads);
+}
+
+namespace {
+
+struct LatentQueries {
+  ConstTensorView q_TQ, latent_TL, rotary_TR;
+  const LinearWeight& up;
+  const LatentHeads& heads;
+  const RopeTable& rope;
+  ConstTensorView positions_T;
+};
+void check_queries(ShapeCheck& c, const TensorView& out_TE, const LatentQueries& in) {
+  check_sizes(c, in.heads);
+  check_up(c, in.up, in.heads, out_TE.dtype);
+  c.check("out", out_TE, "T QK").check("q", in.q_TQ, "T Q").check("latent", in.latent_TL, "T L").check("rotary", in.rotary_TR, "T R");
+  c.floating("out", out_TE).contiguous("out", out_TE).check("positions", in.positions_T, "T", DType::kI32);
+  for (const DType t : {in.q_TQ.dtype, in.latent_TL.dtype, in.rotary_TR.dtype}) c.same_dtype("an input", t, "out", out_TE.dtype);
+  c.require(2 * in.rope.num_pairs() == in.heads.rotary_dim, "a rotary table of the rotated elements");
+}
+
+}  // namespace
+
+void latent_queries(OpContext& ctx, TensorView out_TE, TensorView key_TK, ConstTensorView q_TQ, ConstTensorView latent_TL,
+                    ConstTensorView rotary_TR, const LinearWeight& up, const LatentHeads& heads, const RopeTable& rope,
+                    ConstTensorView positions_T) {
+  ShapeCheck c("latent_queries", ctx);
+  check_queries(c, out_TE, {q_TQ, latent_TL, rotary_TR, up, heads, rope, positions_T});
+  c.check("key", key_TK, "T K", out_TE.dtype).contiguous("key", key_TK);
+  if (out_TE.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->latent_queries, "latent_queries")(ctx, out_TE, key_TK, q_TQ, latent_TL, rotary_TR, up, heads, rope,
+                                                                positions_T);
+}
+
+void latent_queries_to_cache(OpContext& ctx, TensorView out_TE, const KvLayer& layer, ConstTensorView slot_T, ConstTensorView q_TQ,
+                             ConstTensorView latent_TL, ConstTensorView rotary_TR, const LinearWeight& up, const LatentHeads& heads,
+                             const RopeTable& rope, ConstTensorView positions_T) {
+  ShapeCheck c("latent_queries_to_cache", ctx);
+  check_queries(c, out_TE, {q_TQ, latent_TL, rotary_TR, up, heads, rope, positions_T});
+  c.check("cache k", layer.k, "B Hkv S K", out_TE.dtype).contiguous("cache k", layer.k).extent("Hkv", 1, "one key for all heads");
+  c.check("slot", slot_T, "T", DType::kI32).require(layer.v.data == nullptr, "keys that hold values");
+  if (out_TE.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->latent_queries_to_cache, "latent_queries_to_cache")(ctx, out_TE, layer, slot_T, q_TQ, latent_TL, rotary_TR,
+                                                                                  up, heads, rope, positions_T);
+}
+
+void latent_values(OpContext& ctx, TensorView y_TV, ConstTensorView x_TL, const LinearWeight& up, const LatentHeads& heads) {
+  ShapeCheck c("latent_values", ctx);
+  check_sizes(c, heads);
+  check_up(c, up, heads, y_TV.dtype);
+  c.check("y", y_TV, "T HV").check("x", x_TL, "T HL").floating("y", y_TV).same_dtype("x", x_TL.dtype, "y", y_TV.dtype);
+  if (y_TV.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->latent_values, "latent_values")(ctx, y_TV, x_TL, up, heads);
 }
 
 }  // namespace prl::ops

@@ -1,6 +1,7 @@
 #pragma once
 
-#include "ops/context.hpp"
+#include "ops/attention.hpp"
+#include "ops/linear.hpp"
 
 namespace prl::ops {
 
@@ -29,5 +30,22 @@ void latent_heads_backward(OpContext& ctx, TensorView dq_TQ, TensorView dup_TU, 
 void narrow_heads(OpContext& ctx, TensorView y_TV, ConstTensorView x_TQ, const LatentHeads& heads);
 /// dx_TQ [T, H D]: each head's V of dy_TV [T, H V], and zeros.
 void narrow_heads_backward(OpContext& ctx, TensorView dx_TQ, ConstTensorView dy_TV, const LatentHeads& heads);
+
+// Attention to the latents themselves: all heads share one key, R rotated elements and the L of a latent, and these L are its value. The
+// rows of `up` [H (N + V), L] that would form a head's keys of latents are applied to its queries instead, and those that would form its
+// values to what attention gives (section 2.1.2 of the paper). The sums of heads in another order: the same up to rounding.
+
+/// out_TE [T, H (R + L)]: of each query its R, rotated, then its N times the head's first N rows of `up`, with fp32 sums rounded once.
+/// key_TK [T, R + L]: rotary_TR, rotated, and latent_TL. Shapes of the others as in latent_heads(). A row depends on its inputs alone. `up`
+/// is of 16 or 32 bits, without bias. L is a multiple of 16.
+void latent_queries(OpContext& ctx, TensorView out_TE, TensorView key_TK, ConstTensorView q_TQ, ConstTensorView latent_TL,
+                    ConstTensorView rotary_TR, const LinearWeight& up, const LatentHeads& heads, const RopeTable& rope,
+                    ConstTensorView positions_T);
+/// The same with keys into the cache, at slots in device memory: slot_T [T] int32, -1 skips the token's key. With can_decode_by_index().
+void latent_queries_to_cache(OpContext& ctx, TensorView out_TE, const KvLayer& layer, ConstTensorView slot_T, ConstTensorView q_TQ,
+                             ConstTensorView latent_TL, ConstTensorView rotary_TR, const LinearWeight& up, const LatentHeads& heads,
+                             const RopeTable& rope, ConstTensorView positions_T);
+/// y_TV [T, H V]: of each head its L of x_TL [T, H L] times the head's last V rows of `up`, transposed.
+void latent_values(OpContext& ctx, TensorView y_TV, ConstTensorView x_TL, const LinearWeight& up, const LatentHeads& heads);
 
 }  // namespace prl::ops

@@ -84,6 +84,8 @@
   PRL_OP(latent_heads_backward)     \
   PRL_OP(narrow_heads)              \
   PRL_OP(narrow_heads_backward)     \
+  PRL_OP(latent_queries)            \
+  PRL_OP(latent_values)             \
   PRL_OP(clamped_swiglu)            \
   PRL_OP(clamped_swiglu_backward)   \
   PRL_OP(add_expert_biases)         \
@@ -116,4 +118,5 @@
   PRL_OP(attention_decode)               \
   PRL_OP(attention_decode_fused)         \
   PRL_OP(begin_sample_head)              \
+  PRL_OP(latent_queries_to_cache)        \
   PRL_OP(norm_rope_to_cache)

@@ -36,7 +36,7 @@ class ShapeCheck {
   };
   std::string_view op_;
   Device device_;
-  std::array<Binding, 12> bindings_{};
+  std::array<Binding, 16> bindings_{};
   int num_bindings_ = 0;
 };
 

@@ -17,6 +17,7 @@
 #include "launch/memory_plan.hpp"
 #include "monitor/sinks.hpp"
 #include "nn/decoder.hpp"
+#include "nn/init_model.hpp"
 #include "ops/measure.hpp"
 #include "rollouts/sample_queue.hpp"
 #include "tools/bench_decode.hpp"
@@ -306,6 +307,29 @@ nn::ModelConfig qwen35_shape(std::int64_t hidden, std::int64_t intermediate, std
   return config;
 }
 
+/// GLM-4.7-Flash: latent attention, and 64 experts of which 4 are active beside a shared one.
+nn::ModelConfig glm47_flash_shape() {
+  nn::InitModelOptions o;
+  o.family = "glm4_moe_lite";
+  o.vocab_size = 154880;
+  o.hidden_size = 2048;
+  o.intermediate_size = 10240;
+  o.num_layers = 47;
+  o.num_heads = o.num_kv_heads = 20;
+  o.head_dim = 256;
+  o.num_experts = 64;
+  o.num_active_experts = 4;
+  o.expert_size = 1536;
+  o.max_position = 202752;
+  o.rope_theta = 1e6;
+  o.rms_norm_eps = 1e-5;
+  o.tie_word_embeddings = false;
+  nn::ModelConfig config = nn::make_model_config(o);
+  config.latent = nn::LatentAttention{.query_rank = 768, .kv_rank = 512, .plain_dim = 192, .rotary_dim = 64, .value_dim = 256};
+  config.score_scale = 1.0 / 16;
+  return config;
+}
+
 struct NamedShape {
   std::string_view name;
   nn::ModelConfig (*make)();
@@ -321,6 +345,7 @@ constexpr NamedShape kShapes[] = {
     {"qwen3.5-0.8b", [] { return qwen35_shape(1024, 3584, 24, 8, 2, 16); }},
     {"qwen3.5-4b", [] { return qwen35_shape(2560, 9216, 32, 16, 4, 32); }},
     {"qwen3-30b-a3b", [] { return qwen3_moe_shape(2048, 768, 48, 32, 4); }},
+    {"glm-4.7-flash", glm47_flash_shape},
 };
 
 }  // namespace

@@ -183,7 +183,9 @@ launch::Card card_of(const config::PlanConfig& config) {
 }
 
 std::string plan_report(const config::PlanConfig& config, const launch::Card& card) {
-  const nn::ModelConfig model = model_of(config.model);
+  nn::ModelConfig model = model_of(config.model);
+  // As runs do by default.
+  model.attends_to_latents = model.latent && model.latent->has_attention() && config.work == config::PlanWork::kRl;
   if (config.seq_len > model.max_position)
     fail(ErrorCode::kOverlong, "seq_len: {} tokens, and the model ends at position {}", config.seq_len, model.max_position);
   trainer::PolicyOptions policy;

@@ -20,7 +20,8 @@ nn::ModelConfig model_config(const PolicyOptions& options) {
     PRL_CHECK(options.random_init, "a shape has no weights to load");
     return *options.shape;
   }
-  nn::ModelConfig config = nn::load_model_config(options.model, {.eight_bits = options.eight_bits});
+  nn::ModelConfig config =
+      nn::load_model_config(options.model, {.eight_bits = options.eight_bits, .attends_to_latents = options.attends_to_latents});
   if (options.mtp && options.mtp->init && !config.mtp && !config.has_single_parts) config.mtp = nn::MtpConfig{};
   if (options.mtp && !config.mtp)
     fail(ErrorCode::kInvalidArgument,

@@ -50,6 +50,7 @@ struct PolicyOptions {
   MasterShare share{};                        ///< so that masters are never whole; a GradientStep with other ranks changes it
   bool gathers_layers = false;                ///< nn::LayeredWeights: a GradientStep brings layers from the ranks; not with lora
   nn::EightBits eight_bits = nn::EightBits::kNone;
+  bool attends_to_latents = false;           ///< nn::ConfigOverrides'
   bool freezes_routers = false;              ///< routers of experts are not trained, as they never are with lora
   bool replays_routes = false;               ///< tokens of rows take the experts that the rows say (MicroBatch::routed_experts)
   bool balances_routes = false;              ///< token t of a row takes experts t * K to t * K + K - 1, modulo their number, in every layer

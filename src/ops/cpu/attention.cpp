@@ -30,17 +30,18 @@ struct Chunks {
   }
 };
 
-/// Running state of a block of rows: [rows] maxima, [rows] sums, [rows, D] outputs.
+/// Running state of a block of rows: [rows] maxima, [rows] sums, [rows, value_dim] outputs.
 struct State {
   float *max, *sum, *out;
-  static std::int64_t floats(std::int64_t rows, std::int64_t head_dim) { return (rows * (head_dim + 2) + 15) / 16 * 16; }
-  State(float* p, std::int64_t rows, std::int64_t head_dim) : max(p + rows * head_dim), sum(p + rows * (head_dim + 1)), out(p) {}
+  static std::int64_t floats(std::int64_t rows, std::int64_t value_dim) { return (rows * (value_dim + 2) + 15) / 16 * 16; }
+  State(float* p, std::int64_t rows, std::int64_t value_dim) : max(p + rows * value_dim), sum(p + rows * (value_dim + 1)), out(p) {}
 };
 
 /// One attention call, dense or paged: who asks, and how task, keys and result of a unit are found.
 struct Call {
   const Kernels* kernels;
-  int group, head_dim;
+  int group, head_dim, value_dim;
+  bool values_are_in_keys;  ///< the last value_dim elements of each
   std::int64_t num_kv_heads;
   DType dtype;
   const char* q;
@@ -72,11 +73,20 @@ struct Call {
     return paged->context_len[s] - (paged->query_start[s + 1] - paged->query_start[s]) + u.first;
   }
   KeySource keys(const Unit& u, std::int64_t head) const {
+    KeySource k = keys_apart(u, head);
+    if (!values_are_in_keys) return k;
+    if (paged != nullptr) k.k_stride = head_dim;
+    k.v_stride = k.k_stride;
+    k.v = static_cast<const char*>(k.k) + (head_dim - value_dim) * size();
+    return k;
+  }
+  KeySource keys_apart(const Unit& u, std::int64_t head) const {
     KeySource k;
     if (dense != nullptr) {
       const std::int64_t start = dense->cu_seqlens[static_cast<std::size_t>(u.sequence)];
       k.k = static_cast<const char*>(dense->k_TKD.data) + (start * dense->k_token_stride + head * head_dim) * size();
-      k.v = static_cast<const char*>(dense->v_TKD.data) + (start * dense->v_token_stride + head * head_dim) * size();
+      if (!values_are_in_keys)
+        k.v = static_cast<const char*>(dense->v_TKD.data) + (start * dense->v_token_stride + head * head_dim) * size();
       k.k_stride = dense->k_token_stride;
       k.v_stride = dense->v_token_stride;
       return k;
@@ -84,7 +94,7 @@ struct Call {
     k.block_size = paged->layer.k.shape[2];
     k.block_stride = num_kv_heads * k.block_size * head_dim;
     k.k = paged->layer.k.as<char>() + head * k.block_size * head_dim * size();
-    k.v = paged->layer.v.as<char>() + head * k.block_size * head_dim * size();
+    if (!values_are_in_keys) k.v = paged->layer.v.as<char>() + head * k.block_size * head_dim * size();
     k.v_stride = head_dim;
     k.blocks = paged->block_table.data() + static_cast<std::int64_t>(u.sequence) * paged->max_blocks;
     return k;
@@ -99,6 +109,7 @@ struct Call {
     t.num_tokens = u.count;
     t.group = group;
     t.head_dim = head_dim;
+    t.value_dim = value_dim;
     t.first_position = first_position(u);
     t.position_step = sees_all ? 0 : 1;
     t.keys = keys(u, head);
@@ -115,20 +126,20 @@ struct Call {
   }
   void merge(const Unit& u, const State& total, const State& next) const {
     kernels->attention_merge(total.max, total.sum, total.out, next.max, next.sum, next.out, static_cast<std::int64_t>(u.count) * group,
-                             head_dim);
+                             value_dim);
   }
   void finish(const Unit& u, std::int64_t head, const State& state) const {
     const std::int64_t num_heads = num_kv_heads * group;
     AttentionFinish f;
     f.num_rows = static_cast<std::int64_t>(u.count) * group;
     f.group = group;
-    f.head_dim = head_dim;
+    f.head_dim = value_dim;
     f.row_max = state.max;
     f.row_sum = state.sum;
     f.row_out = state.out;
-    f.out = out + (first_token(u) * num_heads + head * group) * head_dim * size();
-    f.out_token_stride = num_heads * head_dim;
-    f.head_stride = head_dim;
+    f.out = out + (first_token(u) * num_heads + head * group) * value_dim * size();
+    f.out_token_stride = num_heads * value_dim;
+    f.head_stride = value_dim;
     f.dtype = dtype;
     f.lse = lse == nullptr ? nullptr : lse + first_token(u) * num_heads + head * group;
     f.lse_token_stride = num_heads;
@@ -177,13 +188,13 @@ std::int64_t unit_rows(const Unit* units, std::int64_t num_units, int group) {
 
 /// Each task walks the chunks of a unit and head itself.
 void run_whole(OpContext& ctx, const Call& call, std::int64_t rows, char* memory, std::size_t slot_bytes) {
-  const std::int64_t floats = State::floats(rows, call.head_dim);
+  const std::int64_t floats = State::floats(rows, call.value_dim);
   parallel_slots(ctx, call.num_units * call.num_kv_heads, [&](std::int64_t task, std::int64_t slot) {
     const Unit& u = call.units[task / call.num_kv_heads];
     const std::int64_t head = task % call.num_kv_heads, own_rows = static_cast<std::int64_t>(u.count) * call.group;
     float* states = reinterpret_cast<float*>(memory + static_cast<std::size_t>(slot) * slot_bytes);
     char* scratch = reinterpret_cast<char*>(states + 2 * floats);
-    const State total(states, own_rows, call.head_dim), next(states + floats, own_rows, call.head_dim);
+    const State total(states, own_rows, call.value_dim), next(states + floats, own_rows, call.value_dim);
     call.chunk(u, head, 0, total, scratch);
     for (std::int64_t c = 1; c < u.chunks; ++c) {
       call.chunk(u, head, c, next, scratch);
@@ -196,9 +207,9 @@ void run_whole(OpContext& ctx, const Call& call, std::int64_t rows, char* memory
 /// Few queries over long contexts: chunks are tasks of their own and are merged in order afterwards. The same bits.
 void run_split(OpContext& ctx, const Call& call, std::int64_t rows, std::int64_t total_chunks, float* states, char* memory,
                std::size_t slot_bytes) {
-  const std::int64_t floats = State::floats(rows, call.head_dim), heads = call.num_kv_heads;
+  const std::int64_t floats = State::floats(rows, call.value_dim), heads = call.num_kv_heads;
   const auto state = [&](const Unit& u, std::int64_t head, std::int64_t chunk) {
-    return State(states + ((u.state + chunk) * heads + head) * floats, static_cast<std::int64_t>(u.count) * call.group, call.head_dim);
+    return State(states + ((u.state + chunk) * heads + head) * floats, static_cast<std::int64_t>(u.count) * call.group, call.value_dim);
   };
   parallel_slots(ctx, total_chunks * heads, [&](std::int64_t task, std::int64_t slot) {
     const std::int64_t chunk = task / heads, head = task % heads;
@@ -229,7 +240,7 @@ void run(OpContext& ctx, Call& call, std::size_t sequences, const Count& queries
   const bool split =
       num_threads(ctx) > 1 && total_chunks > num_units && num_units * call.num_kv_heads < 4 * num_threads(ctx) && rows <= kSplitRows;
 
-  const std::size_t state_bytes = static_cast<std::size_t>(State::floats(rows, call.head_dim)) * sizeof(float);
+  const std::size_t state_bytes = static_cast<std::size_t>(State::floats(rows, call.value_dim)) * sizeof(float);
   const std::size_t scratch_bytes = aligned_bytes(kernels(ctx).attention_scratch_bytes(rows, call.head_dim));
   const std::size_t slot_bytes = scratch_bytes + (split ? 0 : 2 * state_bytes);
   const std::size_t units_bytes = aligned_bytes(static_cast<std::size_t>(num_units) * sizeof(Unit));
@@ -256,6 +267,8 @@ void run_dense(OpContext& ctx, TensorView out_THD, float* lse, const VarlenAtten
   Call call{.kernels = &kernels(ctx),
             .group = static_cast<int>(args.q_THD.shape[1] / args.k_TKD.shape[1]),
             .head_dim = static_cast<int>(args.q_THD.shape[2]),
+            .value_dim = static_cast<int>(out_THD.shape[2]),
+            .values_are_in_keys = args.v_TKD.data == nullptr,
             .num_kv_heads = args.k_TKD.shape[1],
             .dtype = args.q_THD.dtype,
             .q = args.q_THD.as<char>(),
@@ -287,6 +300,8 @@ void attention_paged(OpContext& ctx, TensorView out_THD, const PagedAttention& a
   Call call{.kernels = &kernels(ctx),
             .group = static_cast<int>(args.q_THD.shape[1] / args.layer.k.shape[1]),
             .head_dim = static_cast<int>(args.q_THD.shape[2]),
+            .value_dim = static_cast<int>(out_THD.shape[2]),
+            .values_are_in_keys = args.layer.v.data == nullptr,
             .num_kv_heads = args.layer.k.shape[1],
             .dtype = args.q_THD.dtype,
             .q = args.q_THD.as<char>(),
@@ -376,7 +391,12 @@ void kv_write(OpContext& ctx, const KvLayer& layer, ConstTensorView k_TKD, std::
         if (slot < 0) continue;
         for (std::int64_t h = 0; h < heads; ++h) {
           const std::int64_t block = (slot / block_size * heads + h) * block_size * D, offset = slot % block_size;
-          for (std::int64_t d = 0; d < D; ++d) k_cache[block + d * block_size + offset] = k[t * k_token_stride + h * D + d];
+          const auto* const from = k + t * k_token_stride + h * D;
+          if (layer.v.data == nullptr) {
+            std::copy_n(from, D, k_cache + block + offset * D);
+            continue;
+          }
+          for (std::int64_t d = 0; d < D; ++d) k_cache[block + d * block_size + offset] = from[d];
           __builtin_memcpy(layer.v.as<char>() + (block + offset * D) * size, v_TKD.as<char>() + (t * v_token_stride + h * D) * size,
                            static_cast<std::size_t>(D * size));
         }

@@ -62,11 +62,11 @@ inline SeenKeys seen_keys(std::int64_t position, std::int64_t begin, int count, 
 }
 
 /// Keys and values of one sequence and one kv head, dense or paged. A paged block holds k as [D][block_size], so that keys lie
-/// side by side in vectors, and v as [block_size][D].
+/// side by side in vectors, and v as [block_size][D]. Where values are part of the keys it holds k as [block_size][D].
 struct KeySource {
   const void* k = nullptr;
   const void* v = nullptr;
-  std::int64_t k_stride = 0, v_stride = 0;  ///< elements from key to key; v_stride within a block if paged
+  std::int64_t k_stride = 0, v_stride = 0;  ///< elements from key to key, within a block if paged; k_stride 0: k is [D][block_size]
   const std::int32_t* blocks = nullptr;     ///< nullptr: dense
   std::int64_t block_size = 0;
   std::int64_t block_stride = 0;  ///< elements from block to block
@@ -79,7 +79,7 @@ struct AttentionTask {
   std::int64_t q_token_stride = 0, head_stride = 0;
   std::int64_t num_tokens = 0;
   int group = 1;
-  int head_dim = 0;
+  int head_dim = 0, value_dim = 0;
   std::int64_t first_position = 0;
   std::int64_t position_step = 1;  ///< from token to token; 0: all see the same keys
   KeySource keys;
@@ -87,15 +87,15 @@ struct AttentionTask {
   std::int64_t window = 0;  ///< VarlenAttention::window
   float scale = 1.0f;
   DType dtype = DType::kF32;
-  // Results per row: running maximum, sum of exponentials, and unnormalised output [rows, head_dim].
+  // Results per row: running maximum, sum of exponentials, and unnormalised output [rows, value_dim].
   float* row_max = nullptr;
   float* row_sum = nullptr;
   float* row_out = nullptr;
   char* scratch = nullptr;  ///< attention_scratch_bytes
 };
 
-/// Normalises rows of state: out = o / sum, lse = max + log(sum), after a sink, where there is one, has joined max and sum. Rows as in
-/// AttentionTask.
+/// Normalises rows of state, of head_dim values: out = o / sum, lse = max + log(sum), after a sink, where there is one, has joined max and
+/// sum. Rows as in AttentionTask.
 struct AttentionFinish {
   std::int64_t num_rows = 0;
   int group = 1;

@@ -1,7 +1,9 @@
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "ops/cpu/bodies.hpp"
+#include "ops/cpu/linear_weight.hpp"
 #include "ops/cpu/parallel.hpp"
 #include "ops/cpu/row_access.hpp"
 
@@ -46,6 +48,41 @@ template <typename T>
 void restore_pairs(T* to, const T* from, const LatentHeads& h) {
   for (std::int64_t i = 0; i < h.rotary_dim; ++i) to[place_of(h, i)] = from[i];
 }
+
+/// y_TV = x_TK W^T or x_TK W of each head, where W are `count` rows of `up` from `first` on in each of its N + V. In fp32, one head after
+/// another: what this costs is little beside a layer's other products.
+struct HeadProducts {
+  const LinearWeight& up;
+  std::int64_t num_heads, rows_apart, first, count;
+  bool is_transposed;  ///< W^T: from L to `count` elements a head; else from `count` to L
+
+  /// Head i's elements lie at x_step i and y_step i of their rows.
+  void run(OpContext& ctx, TensorView y, std::int64_t y_step, ConstTensorView x, std::int64_t x_step) const {
+    const std::int64_t T = x.shape.num_rows(), L = up.num_inputs();
+    const std::int64_t K = is_transposed ? L : count, N = is_transposed ? count : L;
+    const auto bytes = [](std::int64_t floats) { return aligned_bytes(static_cast<std::size_t>(floats) * sizeof(float)); };
+    char* memory = static_cast<char*>(ctx.workspace->require(bytes(count * L) + bytes(T * K) + bytes(T * N) + matmul_bytes(ctx, T, K, N)));
+    const auto take = [&](std::int64_t floats) { return reinterpret_cast<float*>(std::exchange(memory, memory + bytes(floats))); };
+    float *const w = take(count * L), *const in = take(T * K), *const out = take(T * N);
+    with_element_type(y.dtype, [&](auto element) {
+      using T_ = decltype(element);
+      for (std::int64_t i = 0; i < num_heads; ++i) {
+        parallel_rows(ctx, count, L, [&](std::int64_t begin, std::int64_t end) {
+          for (std::int64_t n = begin; n < end; ++n) up.unpack_row(i * rows_apart + first + n, w + n * L);
+        });
+        parallel_rows(ctx, T, K, [&](std::int64_t begin, std::int64_t end) {
+          for (std::int64_t t = begin; t < end; ++t)
+            for (std::int64_t k = 0; k < K; ++k) in[t * K + k] = as_float(row_of<T_>(x, t)[i * x_step + k]);
+        });
+        matmul_with(ctx, out, in, w, T, K, N, is_transposed, memory);
+        parallel_rows(ctx, T, N, [&](std::int64_t begin, std::int64_t end) {
+          for (std::int64_t t = begin; t < end; ++t)
+            for (std::int64_t n = 0; n < N; ++n) assign(row_of<T_>(y, t)[i * y_step + n], out[t * N + n]);
+        });
+      }
+    });
+  }
+};
 
 }  // namespace
 
@@ -129,6 +166,31 @@ void narrow_heads_backward(OpContext& ctx, TensorView dx_TQ, ConstTensorView dy_
       }
     });
   });
+}
+
+void latent_queries(OpContext& ctx, TensorView out_TE, TensorView key_TK, ConstTensorView q_TQ, ConstTensorView latent_TL,
+                    ConstTensorView rotary_TR, const LinearWeight& up, const LatentHeads& h, const RopeTable& rope,
+                    ConstTensorView positions_T) {
+  const std::int64_t H = h.num_heads, N = h.plain_dim, R = h.rotary_dim, L = up.num_inputs(), E = R + L;
+  const std::int64_t num_rows = out_TE.shape.num_rows();
+  with_element_type(out_TE.dtype, [&](auto element) {
+    using T = decltype(element);
+    parallel_rows(ctx, num_rows, H * R + E, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t t = begin; t < end; ++t) {
+        for (std::int64_t i = 0; i < H; ++i) order_pairs(row_of<T>(out_TE, t) + i * E, row_of<T>(q_TQ, t) + i * (N + R) + N, h);
+        order_pairs(row_of<T>(key_TK, t), row_of<T>(rotary_TR, t), h);
+        copy(row_of<T>(key_TK, t) + R, row_of<T>(latent_TL, t), L);
+      }
+    });
+  });
+  HeadProducts{up, H, N + h.value_dim, 0, N, /*is_transposed=*/false}.run(ctx, out_TE.columns(R, H * E - R), E, q_TQ, N + R);
+  cpu::rope(ctx, out_TE.reshaped({num_rows, H, E}), H * E, positions_T, rope, /*inverse=*/false);
+  cpu::rope(ctx, key_TK.reshaped({num_rows, 1, E}), E, positions_T, rope, /*inverse=*/false);
+}
+
+void latent_values(OpContext& ctx, TensorView y_TV, ConstTensorView x_TL, const LinearWeight& up, const LatentHeads& h) {
+  HeadProducts{up, h.num_heads, h.plain_dim + h.value_dim, h.plain_dim, h.value_dim, /*is_transposed=*/true}.run(ctx, y_TV, h.value_dim,
+                                                                                                                 x_TL, up.num_inputs());
 }
 
 }  // namespace prl::ops::cpu

@@ -276,9 +276,17 @@ std::size_t attention_scratch_bytes(std::int64_t rows, int head_dim) {
          padded_bytes(kRowTile * kTile);
 }
 
+inline void clear_state(const AttentionTask& t, std::int64_t rows) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    t.row_max[r] = -__builtin_inff();
+    t.row_sum[r] = 0.0f;
+  }
+  for (std::int64_t i = 0; i < rows * t.value_dim; i += Vec::kLanes) store(t.row_out + i, zero());
+}
+
 template <typename T>
 void attention_t(const AttentionTask& t) {
-  const int D = t.head_dim;
+  const int D = t.head_dim, Dv = t.value_dim;
   const std::int64_t rows = t.num_tokens * t.group, slivers = num_slivers(rows, kRowTile);
   const std::size_t slot = sliver_bytes(D);
   Scratch scratch{t.scratch};
@@ -296,32 +304,28 @@ void attention_t(const AttentionTask& t) {
       for (int d = 0; d < D; ++d) out[d * height + i] = to_float(q[d]);
     }
   }
-  for (std::int64_t r = 0; r < rows; ++r) {
-    t.row_max[r] = -__builtin_inff();
-    t.row_sum[r] = 0.0f;
-  }
-  for (std::int64_t i = 0; i < rows * D; i += Vec::kLanes) store(t.row_out + i, zero());
-
+  clear_state(t, rows);
   const std::int64_t last_position = t.first_position + t.position_step * (t.num_tokens - 1);
   const std::int64_t key_end = smaller(t.key_end, last_position + 1);
   // The first key that a query sees. Tiles before it are left out where no row needs them, and change nothing where one does.
   const auto first_key = [&](std::int64_t token) { return t.window == 0 ? 0 : t.first_position + token - t.window + 1; };
   const std::int64_t key_begin = first_key(0) > t.key_begin ? first_key(0) / kTile * kTile : t.key_begin;
   const T* rows_of_tile[kTile];
-  const bool direct = slivers == 1 && t.keys.blocks != nullptr && t.keys.block_size % Vec::kLanes == 0;
+  const bool is_turned = t.keys.blocks != nullptr && t.keys.k_stride == 0;  // keys lie as [D][block_size]
+  const bool direct = slivers == 1 && is_turned && t.keys.block_size % Vec::kLanes == 0;
   for (std::int64_t k0 = key_begin; k0 < key_end; k0 += kTile) {
     const int count = static_cast<int>(smaller(kTile, key_end - k0));
     if (direct) {
       key_rows<T>(rows_of_tile, t.keys.v, t.keys.v_stride, t.keys, k0, count);
     } else {
-      if (t.keys.blocks != nullptr) {
+      if (is_turned) {
         tile_paged<T>(k_tile, t.keys, k0, count, D);
       } else {
         key_rows<T>(rows_of_tile, t.keys.k, t.keys.k_stride, t.keys, k0, count);
         tile_transposed(k_tile, rows_of_tile, count, D);
       }
       key_rows<T>(rows_of_tile, t.keys.v, t.keys.v_stride, t.keys, k0, count);
-      tile_rows(v_tile, rows_of_tile, count, D);
+      tile_rows(v_tile, rows_of_tile, count, Dv);
     }
     for (std::int64_t s = 0; s < slivers; ++s) {
       const std::int64_t begin = sliver_begin(s, rows, slivers), end = sliver_begin(s + 1, rows, slivers);
@@ -350,9 +354,9 @@ void attention_t(const AttentionTask& t) {
       for (int i = 0; i < height; ++i)
         t.row_sum[begin + i] = t.row_sum[begin + i] * rescale[i] + exponentials(scores + i * kTile, reference(t.row_max[begin + i]));
       if (direct)
-        Heights<Direct<T>::template Mix>::kRun[height]({scores, rows_of_tile, t.row_out + begin * D, rescale, D, num_keys});
+        Heights<Direct<T>::template Mix>::kRun[height]({scores, rows_of_tile, t.row_out + begin * Dv, rescale, Dv, num_keys});
       else
-        Heights<Mix>::kRun[height]({scores, v_tile, t.row_out + begin * D, rescale, D, num_keys});
+        Heights<Mix>::kRun[height]({scores, v_tile, t.row_out + begin * Dv, rescale, Dv, num_keys});
     }
   }
 }

@@ -17,6 +17,16 @@ void check_scale(float scale) {
 
 }  // namespace
 
+namespace {
+/// Where keys hold their values: what the kernels have room for.
+void check_latent(std::int64_t head_dim, std::int64_t value_dim) {
+  if (value_dim > kMaxLatent || head_dim - value_dim > kMaxLatentRotary)
+    fail(ErrorCode::kNotImplemented,
+         "[ops] attention on CUDA: keys of {} elements that hold values of {}; this build has at most {} and {}", head_dim, value_dim,
+         kMaxLatent + kMaxLatentRotary, kMaxLatent);
+}
+}  // namespace
+
 void check_rows(const char* what, const void* data, std::int64_t token_stride, DType dtype) {
   const auto size = static_cast<std::int64_t>(size_of(dtype));
   if (!is_aligned(data, 16) || token_stride * size % 16 != 0)
@@ -34,12 +44,16 @@ ForwardCall call_of(TensorView out_THD, TensorView lse_TH, const VarlenAttention
   check_scale(a.scale);
   check_rows("q", a.q_THD.data, a.q_token_stride, dtype);
   check_rows("k", a.k_TKD.data, a.k_token_stride, dtype);
-  check_rows("v", a.v_TKD.data, a.v_token_stride, dtype);
+  if (a.v_TKD.data != nullptr)
+    check_rows("v", a.v_TKD.data, a.v_token_stride, dtype);
+  else
+    check_latent(a.q_THD.shape[2], out_THD.shape[2]);
   check_rows("out", out_THD.data, 0, dtype);
   return {.num_tokens = a.q_THD.shape[0],
           .num_q_heads = a.q_THD.shape[1],
           .num_kv_heads = a.k_TKD.shape[1],
           .head_dim = a.q_THD.shape[2],
+          .value_dim = out_THD.shape[2],
           .q = a.q_THD.data,
           .k = a.k_TKD.data,
           .v = a.v_TKD.data,
@@ -62,12 +76,16 @@ ForwardCall call_of(TensorView out_THD, ConstTensorView q_THD, std::int64_t q_to
   check_scale(scale);
   check_rows("q", q_THD.data, q_token_stride, q_THD.dtype);
   check_rows("cache k", layer.k.data, 0, q_THD.dtype);
-  check_rows("cache v", layer.v.data, 0, q_THD.dtype);
+  if (layer.v.data != nullptr)
+    check_rows("cache v", layer.v.data, 0, q_THD.dtype);
+  else
+    check_latent(q_THD.shape[2], out_THD.shape[2]);
   check_rows("out", out_THD.data, 0, q_THD.dtype);
   return {.num_tokens = q_THD.shape[0],
           .num_q_heads = q_THD.shape[1],
           .num_kv_heads = layer.k.shape[1],
           .head_dim = q_THD.shape[2],
+          .value_dim = out_THD.shape[2],
           .q = q_THD.data,
           .k = layer.k.data,
           .v = layer.v.data,
@@ -95,13 +113,13 @@ hopper::ForwardParams hopper_params(const ForwardCall& c, const RowPacking& pack
     const MapShape shape{
         {extent(D), extent(c.block_size), extent(c.num_blocks * c.num_kv_heads)}, {D, c.block_size * D}, {64, box(box_rows), 1}};
     p.k = tensor_map(c.k, shape);
-    p.v = tensor_map(c.v, shape);
+    if (!c.values_are_in_keys()) p.v = tensor_map(c.v, shape);
   } else {
     const auto map = [&](const void* data, std::int64_t stride) {
       return tensor_map(data, {{extent(D), extent(c.num_tokens), extent(c.num_kv_heads)}, {stride, D}, {64, box(tile), 1}});
     };
     p.k = map(c.k, c.k_stride);
-    p.v = map(c.v, c.v_stride);
+    if (!c.values_are_in_keys()) p.v = map(c.v, c.v_stride);
   }
   p.packing = packing;
   p.num_kv_heads = static_cast<std::int32_t>(c.num_kv_heads);
@@ -121,6 +139,7 @@ hopper::ForwardParams hopper_params(const ForwardCall& c, const RowPacking& pack
 void launch_hopper(const hopper::ForwardParams& p, const ForwardCall& c, bool split, std::int64_t num_items, int num_multiprocessors,
                    cudaStream_t stream) {
   const int items = static_cast<int>(num_items);
+  if (c.values_are_in_keys()) return hopper::launch_latent(p, c.paged, items, num_multiprocessors, stream);
   switch (hopper::padded_head_dim(static_cast<int>(c.head_dim))) {
     case 64: return hopper::launch_forward<64>(p, c.paged, split, items, num_multiprocessors, stream);
     case 128: return hopper::launch_forward<128>(p, c.paged, split, items, num_multiprocessors, stream);
@@ -162,6 +181,7 @@ PlainForward<T> plain_params(const ForwardCall& c, const RowPacking& packing) {
   p.num_kv_heads = static_cast<std::int32_t>(c.num_kv_heads);
   p.num_q_heads = static_cast<std::int32_t>(c.num_q_heads);
   p.head_dim = static_cast<std::int32_t>(c.head_dim);
+  p.value_dim = static_cast<std::int32_t>(c.value_dim);
   p.scale_log2 = c.scale * kLog2Of_e;
   p.window = c.window;
   p.out = static_cast<T*>(c.out);
@@ -178,7 +198,7 @@ MergeParams merge_params(const ForwardCall& c, const RowPacking& packing) {
   MergeParams p{};
   p.packing = packing;
   p.num_q_heads = static_cast<std::int32_t>(c.num_q_heads);
-  p.head_dim = static_cast<std::int32_t>(c.head_dim);
+  p.head_dim = static_cast<std::int32_t>(c.value_dim);
   p.out = c.out;
   p.sinks = c.sinks;
   return p;

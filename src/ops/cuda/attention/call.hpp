@@ -13,7 +13,7 @@
 namespace prl::ops::cuda {
 
 struct ForwardCall {
-  std::int64_t num_tokens, num_q_heads, num_kv_heads, head_dim;
+  std::int64_t num_tokens, num_q_heads, num_kv_heads, head_dim, value_dim;
   const void *q, *k, *v;
   std::int64_t q_stride, k_stride, v_stride;  ///< dense only, the last two
   void* out;
@@ -24,6 +24,12 @@ struct ForwardCall {
   std::int64_t num_blocks, block_size;
   const std::int32_t* block_table;  ///< device
   const float* sinks;               ///< [num_q_heads], device, or nullptr
+  bool values_are_in_keys() const noexcept { return v == nullptr; }
+  /// The family that has kernels for these heads.
+  AttentionFamily family_of(AttentionFamily wanted) const noexcept {
+    const bool is_full = value_dim == kMaxLatent && head_dim - value_dim == kMaxLatentRotary;
+    return values_are_in_keys() && !is_full ? AttentionFamily::kPlain : wanted;
+  }
 };
 /// Error{kShape} where a row does not start at a multiple of 16 bytes, Error{kInvalidArgument} where scale is not positive.
 ForwardCall call_of(TensorView out_THD, TensorView lse_TH, const VarlenAttention& args);

@@ -18,7 +18,8 @@ std::size_t carve(DecodePlan& plan, void* memory, std::int64_t num_sequences, st
   return carver.used();
 }
 int tile_of(AttentionFamily family, DType dtype, std::int64_t head_dim) {
-  return dtype == DType::kF32 || family == AttentionFamily::kPlain ? kPlainTile : hopper::forward_tile(static_cast<int>(head_dim));
+  const bool is_plain = dtype == DType::kF32 || family == AttentionFamily::kPlain || !is_head_dim(head_dim);  // or keys that hold values
+  return is_plain ? kPlainTile : hopper::forward_tile(static_cast<int>(head_dim));
 }
 
 template <typename T>
@@ -31,6 +32,8 @@ void launch_plain(const ForwardCall& call, const RowPacking& packing, const Deco
   p.state_out = state_out;
   p.state_sums = state_sums;
   p.state_rows = packing.heads;
+  if constexpr (std::is_same_v<T, __nv_bfloat16>)
+    if (call.values_are_in_keys()) return launch_latent_forward(p, packing.heads, stream);
   launch_plain_forward(p, stream);
 }
 
@@ -68,7 +71,7 @@ void decode(OpContext& ctx, AttentionFamily family, TensorView out_THD, const vo
     const std::int64_t rows = max_units * packing.num_groups * packing.heads;
     const auto states = [&](void* at) {
       Carver carver(at);
-      state_out = carver.take<float>(rows * call.head_dim);
+      state_out = carver.take<float>(rows * call.value_dim);
       state_sums = carver.take<float2>(rows);
       return carver.used();
     };
@@ -77,7 +80,7 @@ void decode(OpContext& ctx, AttentionFamily family, TensorView out_THD, const vo
   const cudaStream_t stream = stream_of(ctx);
   if (a.q_THD.dtype == DType::kF32) {
     launch_plain<float>(call, packing, plan, static_cast<std::int32_t>(max_units), state_out, state_sums, stream);
-  } else if (family == AttentionFamily::kPlain) {
+  } else if (call.family_of(family) == AttentionFamily::kPlain) {
     launch_plain<__nv_bfloat16>(call, packing, plan, static_cast<std::int32_t>(max_units), state_out, state_sums, stream);
   } else {
     hopper::ForwardParams p = hopper_params(call, packing);
@@ -151,6 +154,7 @@ void attention_decode(OpContext& ctx, TensorView out_BHD, ConstTensorView q_BHD,
 bool attention_decode_fused(OpContext& ctx, TensorView out_BHD, const HeadInputs& in, const KvLayer& layer, const DecodeIndex& index,
                             ConstTensorView plan, float scale, std::int64_t window, ConstTensorView sinks_H) {
   const std::int64_t D = in.head_dim, block_size = layer.k.shape[2];
+  if (layer.v.data == nullptr) return false;
   const bool is_wanted_type = chosen_attention_family(ctx) == AttentionFamily::kHopper && in.qkv_TE.dtype == DType::kBF16;
   if (ceil_div(in.num_heads, in.num_kv_heads) > hopper::kMaxFreshHeads) return false;
   if (!is_wanted_type || (D != 64 && D != 128) || block_size % 8 != 0 || in.rope->num_pairs() % 8 != 0 || !(scale > 0.0f)) return false;

@@ -61,7 +61,7 @@ void run_split(const OpContext& ctx, const ForwardCall& call, const RowPacking& 
   std::int32_t tokens = 1;
   for (const AttentionUnit& u : split.units) tokens = std::max(tokens, u.num_tokens);
   const std::int32_t state_rows = tokens * packing.heads;
-  const States states = States::of(ctx, static_cast<std::int64_t>(split.num_states) * packing.num_groups * state_rows, call.head_dim);
+  const States states = States::of(ctx, static_cast<std::int64_t>(split.num_states) * packing.num_groups * state_rows, call.value_dim);
   launch(staged(ctx, span_of(split.units)), static_cast<std::int32_t>(split.units.size()), states, state_rows);
   if (split.merges.empty()) return;
   MergeParams merge = merge_params(call, packing);
@@ -82,6 +82,8 @@ void launch_plain(const OpContext& ctx, const ForwardCall& call, const RowPackin
   p.state_out = states.out;
   p.state_sums = states.sums;
   p.state_rows = state_rows;
+  if constexpr (std::is_same_v<T, __nv_bfloat16>)
+    if (call.values_are_in_keys()) return launch_latent_forward(p, packing.tokens * packing.heads, stream_of(ctx));
   launch_plain_forward(p, stream_of(ctx));
 }
 template <typename T>
@@ -130,7 +132,7 @@ void forward(const OpContext& ctx, AttentionFamily family, DType dtype, const Fo
   if (sequences.empty()) return;
   if (dtype == DType::kF32)
     forward_plain<float>(ctx, call, sequences);
-  else if (family == AttentionFamily::kPlain)
+  else if (call.family_of(family) == AttentionFamily::kPlain)
     forward_plain<__nv_bfloat16>(ctx, call, sequences);
   else
     forward_hopper(ctx, call, sequences);
@@ -138,14 +140,17 @@ void forward(const OpContext& ctx, AttentionFamily family, DType dtype, const Fo
 
 KvWriteParams write_params(const KvLayer& layer, ConstTensorView k, std::int64_t k_stride, ConstTensorView v, std::int64_t v_stride) {
   check_rows("k", k.data, k_stride, k.dtype);
-  check_rows("v", v.data, v_stride, v.dtype);
   check_rows("cache k", layer.k.data, 0, k.dtype);
-  check_rows("cache v", layer.v.data, 0, v.dtype);
+  const bool has_values = layer.v.data != nullptr;
+  if (has_values) {
+    check_rows("v", v.data, v_stride, v.dtype);
+    check_rows("cache v", layer.v.data, 0, v.dtype);
+  }
   const auto size = static_cast<std::int64_t>(size_of(k.dtype));
   return {.k = k.data,
-          .v = v.data,
+          .v = has_values ? v.data : nullptr,
           .k_stride = k_stride * size,
-          .v_stride = v_stride * size,
+          .v_stride = has_values ? v_stride * size : 0,
           .k_cache = layer.k.data,
           .v_cache = layer.v.data,
           .slots = nullptr,

@@ -40,15 +40,15 @@ __device__ __forceinline__ void load_tile(float* to, int pitch, const float* fro
 }
 
 /// A warp computes every eighth row of a block of rows: for scores a lane takes keys `lane` and `lane + 32`, for sums
-/// columns lane, lane + 32, ... (kColumns of them).
+/// columns lane, lane + 32, ... of values (kColumns of them).
 template <int kColumns>
 struct Row {
   float top = kMinusInfinity, sum = 0.0f, out[kColumns] = {};
   float total_top = kMinusInfinity, total_sum = 0.0f, total_out[kColumns] = {};
 
   /// Of the keys of the tile the row sees [num_hidden, num_visible).
-  __device__ __forceinline__ void tile(const float* q, const float* k, int pitch, const float* v, int head_dim, int num_hidden,
-                                       int num_visible, float scale_log2) {
+  __device__ __forceinline__ void tile(const float* q, int head_dim, const float* k, int pitch, const float* v, int v_pitch, int value_dim,
+                                       int num_hidden, int num_visible, float scale_log2) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     float a = 0.0f, b = 0.0f;
     for (int d = 0; d < head_dim; ++d) {
@@ -71,7 +71,7 @@ struct Row {
       const float w = __shfl_sync(0xffffffffu, key < 32 ? a : b, key % 32);
 #pragma unroll
       for (int c = 0; c < kColumns; ++c)
-        if (c * 32 + lane < head_dim) out[c] = fmaf(w, v[key * head_dim + c * 32 + lane], out[c]);
+        if (c * 32 + lane < value_dim) out[c] = fmaf(w, v[key * v_pitch + c * 32 + lane], out[c]);
     }
   }
   __device__ __forceinline__ void join_total(bool is_first) {
@@ -97,25 +97,27 @@ struct Row {
 template <int kColumns>
 __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant__ PlainForward<float> p) {
   extern __shared__ float shared[];
-  const int D = p.head_dim, pitch = D + 1, warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  // Without v the last elements of k are it, and rows of k are too long for those of q to lie beside them.
+  const bool has_values = p.v != nullptr;
+  const int D = p.head_dim, V = p.value_dim, pitch = D + 1, v_pitch = has_values ? D : pitch, warp = static_cast<int>(threadIdx.x) / 32,
+            lane = static_cast<int>(threadIdx.x) % 32;
   float* q = shared;
-  float* k = q + RowPacking::kRows * D;
-  float* v = k + kTile * pitch;
+  float* k = has_values ? q + RowPacking::kRows * D : shared;
+  float* v = has_values ? k + kTile * pitch : k + D - V;
   if (p.num_units_at != nullptr && static_cast<int>(blockIdx.x) >= *p.num_units_at * p.packing.num_groups) return;
   const AttentionUnit u = p.units[blockIdx.x / p.packing.num_groups];
   const int group = static_cast<int>(blockIdx.x) % p.packing.num_groups, part = group % p.packing.groups_per_kv_head;
   const int kv_head = group / p.packing.groups_per_kv_head, first_head = kv_head * p.packing.group + part * p.packing.heads;
   const int num_heads = min(p.packing.heads, p.packing.group - part * p.packing.heads), num_rows = u.num_tokens * num_heads;
-  for (int i = static_cast<int>(threadIdx.x); i < num_rows * D; i += kThreads) {
-    const int row = i / D;
-    q[i] = p.q[(u.token + row / num_heads) * p.q_stride + (first_head + row % num_heads) * D + i % D];
-  }
+  const auto query = [&](int row) { return p.q + (u.token + row / num_heads) * p.q_stride + (first_head + row % num_heads) * D; };
+  if (has_values)
+    for (int i = static_cast<int>(threadIdx.x); i < num_rows * D; i += kThreads) q[i] = query(i / D)[i % D];
   Row<kColumns> rows[kRowsPerWarp];
   bool is_first = true;
   for (int t = u.tile_begin; t < u.tile_end; ++t) {
     __syncthreads();
     load_tile(k, pitch, p.k, p.k_stride, p, u, kv_head, t * kTile);
-    load_tile(v, D, p.v, p.v_stride, p, u, kv_head, t * kTile);
+    if (has_values) load_tile(v, D, p.v, p.v_stride, p, u, kv_head, t * kTile);
     __syncthreads();
     const bool ends_chunk = (t + 1) % kTilesPerChunk == 0 || t + 1 == u.tile_end;
     // Unrolled over rows, the code would take minutes to compile.
@@ -124,7 +126,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant
       const int row = warp + i * kWarps;
       if (row >= num_rows) break;
       const int num_visible = u.position + row / num_heads + 1 - t * kTile;
-      rows[i].tile(q + row * D, k, pitch, v, D, num_visible - p.window, num_visible, p.scale_log2);
+      rows[i].tile(has_values ? q + row * D : query(row), D, k, pitch, v, v_pitch, V, num_visible - p.window, num_visible, p.scale_log2);
       if (ends_chunk) rows[i].join_total(is_first);
     }
     if (ends_chunk) is_first = false;
@@ -137,11 +139,11 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant
     const std::int64_t state =
         (static_cast<std::int64_t>(u.state) * p.packing.num_groups + group) * p.state_rows + token * p.packing.heads + head;
     const std::int64_t at = static_cast<std::int64_t>(u.token + token) * p.num_q_heads + first_head + head;
-    float* to = u.state >= 0 ? p.state_out + state * D : p.out + at * D;
+    float* to = u.state >= 0 ? p.state_out + state * V : p.out + at * V;
     const RowEnd end = end_row<float>(rows[i].total_top, rows[i].total_sum, p.sinks, first_head + head);
 #pragma unroll
     for (int c = 0; c < kColumns; ++c)
-      if (c * 32 + lane < D) to[c * 32 + lane] = u.state >= 0 ? rows[i].total_out[c] : finish_out(rows[i].total_out[c], end.scale);
+      if (c * 32 + lane < V) to[c * 32 + lane] = u.state >= 0 ? rows[i].total_out[c] : finish_out(rows[i].total_out[c], end.scale);
     if (lane != 0) continue;
     if (u.state >= 0)
       p.state_sums[state] = make_float2(rows[i].total_top, rows[i].total_sum);
@@ -153,9 +155,12 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant
 template <int kColumns>
 void launch(const PlainForward<float>& p, cudaStream_t stream) {
   const auto bytes_of = [](int dim) { return ((RowPacking::kRows + kTile) * dim + kTile * (dim + 1)) * static_cast<int>(sizeof(float)); };
-  const int bytes = bytes_of(p.head_dim);
+  const auto bytes_of_keys = [](int dim) { return kTile * (dim + 1) * static_cast<int>(sizeof(float)); };
+  const int bytes = p.v != nullptr ? bytes_of(p.head_dim) : bytes_of_keys(p.head_dim);
   // The limit is the whole process's, and another thread may launch this kernel for another width: the widest, not this one.
-  PRL_CUDA_CHECK(cudaFuncSetAttribute(forward_kernel<kColumns>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes_of(kColumns * 32)));
+  constexpr int kWidest = kColumns * 32;
+  const int most = kWidest > 256 ? bytes_of_keys(kMaxLatent + kMaxLatentRotary) : bytes_of(kWidest);
+  PRL_CUDA_CHECK(cudaFuncSetAttribute(forward_kernel<kColumns>, cudaFuncAttributeMaxDynamicSharedMemorySize, most));
   forward_kernel<kColumns><<<p.num_units * p.packing.num_groups, kThreads, bytes, stream>>>(p);
   PRL_CUDA_CHECK(cudaGetLastError());
 }
@@ -163,6 +168,7 @@ void launch(const PlainForward<float>& p, cudaStream_t stream) {
 }  // namespace
 
 void launch_plain_forward(const PlainForward<float>& p, cudaStream_t stream) {
+  if (p.v == nullptr) return launch<16>(p, stream);
   switch ((p.head_dim + 31) / 32) {
     case 1:
     case 2: return launch<2>(p, stream);

@@ -65,11 +65,7 @@ struct TileCopies {
 
   /// Keys and values, in the order of their use.
   __device__ __forceinline__ void all(RingPlace<F::kSlots>& place) const {
-    const auto next_slot = [&](const CUtensorMap* map, int tile, int first_block) {
-      barrier_wait(m.empty + place.slot, place.phase ^ 1);
-      copy(map, m.ring + place.slot * F::kSlotBytes, m.full + place.slot, tile, first_block);
-      place.advance();
-    };
+    const auto next_slot = [&](const CUtensorMap* map, int tile, int first_block) { fill_slot(place, map, tile, first_block); };
     int block = look_up(u.tile_begin), next = look_up(u.tile_begin + 1);
     next_slot(&p.k, u.tile_begin, block);
     for (int t = u.tile_begin + 1; t < u.tile_end; ++t) {
@@ -81,8 +77,22 @@ struct TileCopies {
     }
     next_slot(&p.v, u.tile_end - 1, block);
   }
+  /// Keys alone.
+  __device__ __forceinline__ void keys(RingPlace<F::kSlots>& place) const {
+    int block = look_up(u.tile_begin);
+    for (int t = u.tile_begin; t < u.tile_end; ++t) {
+      const int next = look_up(t + 1);
+      fill_slot(place, &p.k, t, block);
+      block = next;
+    }
+  }
 
  private:
+  __device__ __forceinline__ void fill_slot(RingPlace<F::kSlots>& place, const CUtensorMap* map, int tile, int first_block) const {
+    barrier_wait(m.empty + place.slot, place.phase ^ 1);
+    copy(map, m.ring + place.slot * F::kSlotBytes, m.full + place.slot, tile, first_block);
+    place.advance();
+  }
   __device__ __forceinline__ int block_of(int key) const { return __ldcg(p.block_table + u.keys + key / p.block_size); }
   /// Block of the lane's first box of a tile.
   __device__ __forceinline__ int look_up(int tile) const {

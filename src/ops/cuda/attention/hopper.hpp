@@ -75,6 +75,10 @@ void launch_decode(const ForwardParams& p, int num_items, int num_multiprocessor
 template <int kPaddedHeadDim>
 void launch_forward(const ForwardParams& p, bool paged, bool split, int num_items, int num_multiprocessors, cudaStream_t stream);
 
+/// Attention to latents of kMaxLatent elements behind kMaxLatentRotary others, one key for all heads: p.v is not read, rows of out have
+/// kMaxLatent elements. Units are one block of rows, of all their chunks of keys or of one.
+void launch_latent(const ForwardParams& p, bool paged, int num_items, int num_multiprocessors, cudaStream_t stream);
+
 /// Consecutive keys of one sequence, whose dk and dv are summed over all queries that see them.
 struct KeyUnit {
   std::int32_t token;   ///< row of the sequence's position 0

@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kWriteThreads) kv_write_kernel(const __grid_co
     return reinterpret_cast<const uint4*>(static_cast<const char*>(base) + token * stride)[within];
   };
   static_cast<uint4*>(p.k_cache)[to] = from(p.k, p.k_stride);
-  static_cast<uint4*>(p.v_cache)[to] = from(p.v, p.v_stride);
+  if (p.v_cache != nullptr) static_cast<uint4*>(p.v_cache)[to] = from(p.v, p.v_stride);
 }
 
 }  // namespace

@@ -9,7 +9,7 @@ namespace prl::ops::cuda {
 struct KvWriteParams {
   const void *k, *v;                ///< [T][Hkv][D]
   std::int64_t k_stride, v_stride;  ///< bytes from token to token
-  void *k_cache, *v_cache;          ///< [blocks][Hkv][block_size][D]
+  void *k_cache, *v_cache;          ///< [blocks][Hkv][block_size][D]; the latter nullptr: without v
   const std::int32_t* slots;        ///< device memory, [T]; negative: skipped
   std::int32_t num_tokens, num_heads, head_bytes, block_size;
 };

@@ -14,7 +14,7 @@ struct MergeParams {
   const std::int32_t* num_units_at;  ///< device memory, or nullptr: num_units
   std::int32_t num_units;
   RowPacking packing;
-  std::int32_t num_q_heads, head_dim;
+  std::int32_t num_q_heads, head_dim;  ///< the latter of values
   void* out;
   const float* state_out;
   const float2* state_sums;

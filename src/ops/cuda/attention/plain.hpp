@@ -26,6 +26,7 @@ struct PlainForward {
   std::int32_t num_units;
   RowPacking packing;
   std::int32_t num_kv_heads, num_q_heads, head_dim;
+  std::int32_t value_dim;  ///< without v the last elements of a key are its value, and there is one key head
   float scale_log2;
   std::int32_t window;  ///< keys that a query sees at most
   T* out;
@@ -39,6 +40,10 @@ struct PlainForward {
 };
 void launch_plain_forward(const PlainForward<float>& p, cudaStream_t stream);
 void launch_plain_forward(const PlainForward<__nv_bfloat16>& p, cudaStream_t stream);
+/// Without v: attention to latents. No unit has more than `num_rows` rows (tokens times heads of a group), on which no bit depends.
+void launch_latent_forward(const PlainForward<__nv_bfloat16>& p, int num_rows, cudaStream_t stream);
+/// What these kernels have room for: of a key its value, and the elements before it.
+constexpr int kMaxLatent = 512, kMaxLatentRotary = 64;
 
 /// Keys or queries that a block of threads of the backward pass owns.
 template <typename T>
