@@ -254,9 +254,9 @@ void check_ours(const fs::path& folder) {
 class Former {
  public:
   /// Error{kAlreadyExists} while another process installs the same environment.
-  explicit Former(const fs::path& folder) : folder_(folder), aside_(folder.parent_path() / (".former-" + folder.filename().string())) {
+  explicit Former(const fs::path& folder) : folder_(folder), aside_(former_folder(folder)) {
     fs::create_directories(folder.parent_path());
-    const fs::path lock = folder.parent_path() / (".lock-" + folder.filename().string());
+    const fs::path lock = lock_file(folder);
     lock_ = ::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     if (lock_ < 0) fail(ErrorCode::kIo, "{} cannot be made: {}", lock.string(), std::strerror(errno));
     if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
