@@ -430,8 +430,11 @@ def test_workers_elsewhere():
         model = harness.tiny_model(folder / "model")
         port = harness.free_port()
         token = {"PRL_ENV_TOKEN": "secret"}
+        # Whoever may write into the temporary folder of a machine has no module in its workers.
+        (folder / "tmp").mkdir()
+        (folder / "tmp" / "asyncio.py").write_text("raise SystemExit('a module of the temporary folder')\n")
         with harness.running("env-server", "--env.id", "words", "--env.kind", "fake", "--address", f"127.0.0.1:{port}", "--num-workers", 2,
-                             env=token, log=folder / "server.log"):
+                             env={**token, "TMPDIR": str(folder / "tmp")}, log=folder / "server.log"):
             harness.wait_until(lambda: (folder / "server.log").read_text().count("listening on") == 2, 60, "two workers that listen")
             harness.prl("eval", "--model.name", model, "--env.id", "words", "--env.kind", "fake", "--num-examples", 4,
                         "--env.address", f"127.0.0.1:{port}, 127.0.0.1:{port + 1}", "--sampling.max-completion-tokens", 4,

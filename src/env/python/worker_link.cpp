@@ -102,6 +102,8 @@ asio::awaitable<void> WorkerLink::connect(std::shared_ptr<State> state, std::str
     socket.set_option(asio::ip::tcp::no_delay(true));
     state->socket = asio::generic::stream_protocol::socket(std::move(socket));
     state->is_connected = true;
+  } catch (const boost::system::system_error& error) {
+    problem = error.code().message();  // what() adds a line of Asio
   } catch (const std::exception& error) {
     problem = error.what();
   }
