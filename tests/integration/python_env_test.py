@@ -433,7 +433,10 @@ def test_workers_elsewhere():
         # Whoever may write into the temporary folder of a machine has no module in its workers.
         (folder / "tmp").mkdir()
         (folder / "tmp" / "asyncio.py").write_text("raise SystemExit('a module of the temporary folder')\n")
+        (folder / "mine").mkdir()
+        (folder / "mine" / "sitecustomize.py").write_text(f"open({str(folder / 'seen')!r}, 'w')\n")
         with harness.running("env-server", "--env.id", "words", "--env.kind", "fake", "--address", f"127.0.0.1:{port}", "--num-workers", 2,
+                             "--env.path", folder / "mine",
                              env={**token, "TMPDIR": str(folder / "tmp")}, log=folder / "server.log"):
             harness.wait_until(lambda: (folder / "server.log").read_text().count("listening on") == 2, 60, "two workers that listen")
             harness.prl("eval", "--model.name", model, "--env.id", "words", "--env.kind", "fake", "--num-examples", 4,
@@ -441,6 +444,7 @@ def test_workers_elsewhere():
                         "--output-dir", folder / "out", env=token)
         rows = harness.rows_of(only((folder / "out").rglob("results.jsonl")))
         check(len(rows) == 4 and not any(row["error"] for row in rows), f"{rows}")
+        check((folder / "seen").exists(), "modules of the server's path are found")
 
 
 if __name__ == "__main__":

@@ -2,12 +2,14 @@
 
 #include <fcntl.h>
 #include <unistd.h>
+#include <boost/json/object.hpp>
 
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -78,6 +80,17 @@ class Listener {
   Clock::time_point due_;
 };
 
+/// Runs say nothing about folders to workers elsewhere: modules are looked for in those of the server.
+void add_paths(const boost::json::object& load, std::vector<std::string>& variables) {
+  constexpr std::string_view kName = "PYTHONPATH=";
+  const boost::json::value* const paths = load.if_contains("paths");
+  if (paths == nullptr) return;
+  std::string all(kName);
+  for (const boost::json::value& path : paths->as_array()) all += std::string(path.as_string()) + ":";
+  for (std::string& variable : variables)
+    if (variable.starts_with(kName)) variable = all + variable.substr(kName.size());
+}
+
 }  // namespace
 
 void serve(const ServerOptions& options, std::stop_token stop) {
@@ -109,6 +122,7 @@ void serve(const ServerOptions& options, std::stop_token stop) {
                        .env = plan.pool.env,
                        .folder = folder.path() / std::to_string(i),
                        .limits = plan.pool.limits};
+    add_paths(plan.pool.load, child.env);
     child.env.push_back("PRL_TMPDIR=" + child.folder.string());
     child.argv = {plan.pool.argv[0], "-m", "prl_worker", "--listen", fmt::format("{}:{}", options.address.substr(0, colon), port + i)};
     listeners.push_back(std::make_unique<Listener>(std::move(child), log, fmt::format("worker {}", i)));
