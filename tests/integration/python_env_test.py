@@ -4,6 +4,7 @@ import contextlib
 import json
 import random
 import re
+import socket
 import struct
 import sys
 
@@ -425,6 +426,11 @@ def test_without_python_there_is_one_line():
                     "--output-dir", folder / "out2", env={"PATH": str(folder / "bin"), "VIRTUAL_ENV": ""})
 
 
+def refuses(port):
+    with socket.socket() as s:
+        return s.connect_ex(("127.0.0.1", port)) != 0
+
+
 def test_workers_elsewhere():
     with harness.workspace("python-env") as folder:
         model = harness.tiny_model(folder / "model")
@@ -434,14 +440,18 @@ def test_workers_elsewhere():
         (folder / "tmp").mkdir()
         (folder / "tmp" / "asyncio.py").write_text("raise SystemExit('a module of the temporary folder')\n")
         (folder / "mine").mkdir()
+        (folder / "mine" / "words.py").write_text("")
         (folder / "mine" / "sitecustomize.py").write_text(f"open({str(folder / 'seen')!r}, 'w')\n")
         with harness.running("env-server", "--env.id", "words", "--env.kind", "fake", "--address", f"127.0.0.1:{port}", "--num-workers", 2,
                              "--env.path", folder / "mine",
-                             env={**token, "TMPDIR": str(folder / "tmp")}, log=folder / "server.log"):
+                             env={**token, "TMPDIR": str(folder / "tmp")}, log=folder / "server.log") as server:
             harness.wait_until(lambda: (folder / "server.log").read_text().count("listening on") == 2, 60, "two workers that listen")
             harness.prl("eval", "--model.name", model, "--env.id", "words", "--env.kind", "fake", "--num-examples", 4,
                         "--env.address", f"127.0.0.1:{port}, 127.0.0.1:{port + 1}", "--sampling.max-completion-tokens", 4,
                         "--output-dir", folder / "out", env=token)
+            harness.wait_until(lambda: (folder / "server.log").read_text().count("listening on") == 4, 60, "those that follow them")
+            server.kill()
+            harness.wait_until(lambda: refuses(port) and refuses(port + 1), 10, "the end of a killed server's workers")
         rows = harness.rows_of(only((folder / "out").rglob("results.jsonl")))
         check(len(rows) == 4 and not any(row["error"] for row in rows), f"{rows}")
         check((folder / "seen").exists(), "modules of the server's path are found")
