@@ -346,8 +346,9 @@ TrainProgress load_state(const fs::path& checkpoints, std::int64_t step, const R
       fail(ErrorCode::kInvalidArgument,
            "[ckpt] {} holds the state of optimizer '{}', but optim.type is '{}': resume with the same one or set ckpt.skip_optimizer",
            folder.string(), progress.optimizer_type, optimizer.type_name());
-    load_whole([&] { optimizer.load_state(files); },
-               "of a run with another model.optimization_dtype or [optim]: resume it with what it was made with, or set ckpt.skip_optimizer");
+    load_whole(
+        [&] { optimizer.load_state(files); },
+        "of a run with another model.optimization_dtype or [optim]: resume it with what it was made with, or set ckpt.skip_optimizer");
     optimizer.restore_num_steps(progress.num_optimizer_steps);
   }
   if (MtpTraining* head = policy.head(); head != nullptr && !head->load(folder, progress.num_optimizer_steps, !resume.skip_optimizer))

@@ -2,9 +2,9 @@
 """Environments in Python workers: prl eval and rl with the fake one, and with a legacy one against its native twin."""
 import contextlib
 import json
+import pathlib
 import random
 import re
-import socket
 import struct
 import sys
 
@@ -426,9 +426,13 @@ def test_without_python_there_is_one_line():
                     "--output-dir", folder / "out2", env={"PATH": str(folder / "bin"), "VIRTUAL_ENV": ""})
 
 
-def refuses(port):
-    with socket.socket() as s:
-        return s.connect_ex(("127.0.0.1", port)) != 0
+def listeners(port):
+    """The workers that listen at the port; to ask the port would end them."""
+    lines = []
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            lines.append(path.read_bytes().decode(errors="replace"))
+    return [line for line in lines if "prl_worker" in line and f"127.0.0.1:{port}" in line]
 
 
 def test_workers_elsewhere():
@@ -450,8 +454,9 @@ def test_workers_elsewhere():
                         "--env.address", f"127.0.0.1:{port}, 127.0.0.1:{port + 1}", "--sampling.max-completion-tokens", 4,
                         "--output-dir", folder / "out", env=token)
             harness.wait_until(lambda: (folder / "server.log").read_text().count("listening on") == 4, 60, "those that follow them")
+            check(listeners(port), "workers that can be seen")
             server.kill()
-            harness.wait_until(lambda: refuses(port) and refuses(port + 1), 10, "the end of a killed server's workers")
+            harness.wait_until(lambda: not listeners(port) and not listeners(port + 1), 5, "the end of a killed server's workers")
         rows = harness.rows_of(only((folder / "out").rglob("results.jsonl")))
         check(len(rows) == 4 and not any(row["error"] for row in rows), f"{rows}")
         check((folder / "seen").exists(), "modules of the server's path are found")

@@ -289,7 +289,8 @@ TEST(Installed, AFailedReplacementLeavesTheFormerInstallation) {
 }
 
 TEST(RunProgram, SaysWhatCameOfIt) {
-  const ProgramResult done = run_program({"/bin/sh", "-c", "echo $WORD; pwd; exit 3"}, {.captures = true, .env = {{"WORD", "yes"}}, .folder = "/"});
+  const ProgramResult done =
+      run_program({"/bin/sh", "-c", "echo $WORD; pwd; exit 3"}, {.captures = true, .env = {{"WORD", "yes"}}, .folder = "/"});
   EXPECT_EQ(done.status, 3);
   EXPECT_EQ(done.output, "yes\n/\n");
   EXPECT_THAT([] { run_program({"/nowhere/pip"}); }, ThrowsMessage<Error>(HasSubstr("/nowhere/pip cannot be run: No such file")));

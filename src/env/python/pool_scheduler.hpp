@@ -159,7 +159,7 @@ class PoolScheduler {
   std::map<std::string, std::string> poisoned_;
   std::map<std::string, int> groups_;
   std::vector<RunFailure> failures_;  ///< for the next plan
-  bool was_up_ = false;  ///< a worker, at any time
+  bool was_up_ = false;               ///< a worker, at any time
   std::int64_t num_deaths_ = 0;
   std::string broken_;
 };
