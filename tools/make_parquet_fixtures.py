@@ -36,6 +36,12 @@ def write_images():
     pq.write_table(table, OUT / "images.parquet", compression="zstd")
 
 
+def write_no_rows():
+    """A shard of a data set from which everything was filtered: pyarrow writes a row group without rows, whose columns have no pages."""
+    message = pa.struct([("role", pa.string()), ("content", pa.string())])
+    pq.write_table(pa.table({"messages": pa.array([], pa.list_(message))}), OUT / "no_rows.parquet")
+
+
 def types_table(rows=260):
     rng = random.Random(3)
 
@@ -148,6 +154,7 @@ def main():
     pq.write_table(chat, OUT / "chat.parquet", compression="zstd", row_group_size=50)
     write_rows(chat, "chat.jsonl")
     write_images()
+    write_no_rows()
     for file in sorted(OUT.iterdir()):
         print(file.name, file.stat().st_size)
 

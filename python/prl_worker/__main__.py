@@ -89,6 +89,10 @@ async def _main(arguments: argparse.Namespace, fd: int | None, token: str | None
 def main() -> None:
     if sys.version_info < MIN_PYTHON:
         raise SystemExit(f"prl_worker: Python {sys.version.split()[0]} ({sys.executable}) is too old, 3.11 is needed")
+    if parent := os.environ.pop("PRL_PARENT_PID", ""):
+        from prl_worker import process
+
+        process.die_with(int(parent))
     arguments = _arguments()
     fd = _keep_output_apart(arguments.fd)
     token = os.environ.pop("PRL_ENV_TOKEN", None)

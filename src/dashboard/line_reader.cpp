@@ -86,11 +86,13 @@ bool LineReader::read(const Sink& sink, std::uint64_t max_bytes) {
     if (was_read_) sink.restart();
     device_ = device;
     inode_ = inode;
-    offset_ = line_begin_ = 0;
+    offset_ = line_begin_ = torn_end_ = 0;
     tail_.clear();
     was_read_ = true;
   }
   const auto size = static_cast<std::uint64_t>(status.st_size);
+  if (torn_end_ != 0 && size == torn_end_) return false;
+  torn_end_ = 0;
   std::string buffer(static_cast<std::size_t>(std::min<std::uint64_t>(kReadBytes, size - offset_)), '\0');
   while (offset_ < size && max_bytes > 0 && !buffer.empty()) {
     const std::size_t got =
@@ -106,6 +108,8 @@ bool LineReader::read(const Sink& sink, std::uint64_t max_bytes) {
 }
 
 void LineReader::rewind_line() {
+  if (offset_ == line_begin_) return;
+  torn_end_ = offset_;
   const auto cut = static_cast<std::size_t>(std::min<std::uint64_t>(tail_.size(), offset_ - line_begin_));
   tail_.resize(tail_.size() - cut);
   offset_ = line_begin_;

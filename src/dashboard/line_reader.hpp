@@ -24,7 +24,7 @@ class LineReader {
 
   /// Reads up to `max_bytes`; true if that was not all there is. A file that cannot be read now is read later.
   bool read(const Sink& sink, std::uint64_t max_bytes);
-  /// The pieces of a line that is not whole yet come again.
+  /// The pieces of a line that is not whole yet come again, once the file has another size: a killed run leaves a torn line for good.
   void rewind_line();
   const std::filesystem::path& path() const noexcept { return path_; }
   std::uint64_t offset() const noexcept { return offset_; }
@@ -37,6 +37,7 @@ class LineReader {
   std::uint64_t device_ = 0, inode_ = 0;
   std::uint64_t offset_ = 0;      ///< read so far
   std::uint64_t line_begin_ = 0;  ///< of the line that is not whole yet
+  std::uint64_t torn_end_ = 0;    ///< where a line that was rewound ended without being whole; 0: there is none
   std::string tail_;              ///< the last bytes before offset_: they tell a rewritten file
   bool was_read_ = false;
 };

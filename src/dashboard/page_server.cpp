@@ -18,6 +18,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/utf8.hpp"
 #include "dashboard/assets.hpp"
 #include "dashboard/plan_view.hpp"
 #include "dashboard/query.hpp"
@@ -239,7 +240,11 @@ std::string PageServer::Impl::runs_json() {
 
 net::asio::awaitable<HttpResponse> PageServer::Impl::answer(HttpRequest request, std::function<std::string(Impl&, const Query&)> make) {
   touch();
-  auto work = [self = shared_from_this(), fields = request.query, make = std::move(make)] { return make(*self, Query(fields)); };
+  auto work = [self = shared_from_this(), fields = request.query, make = std::move(make)] {
+    std::string body = make(*self, Query(fields));
+    // Files hold what models and environments wrote, bytes that are no text too; JSON is UTF-8.
+    return is_valid_utf8(body) ? body : replace_invalid_utf8(body);
+  };
   std::string what = "an answer for the page";
   co_return HttpResponse::json(co_await workers.run(std::move(work), kAnswerTime, std::move(what)));
 }
@@ -354,14 +359,15 @@ net::asio::awaitable<HttpResponse> PageServer::Impl::raw(HttpRequest request) {
   };
   std::string wanted = "the place of a rollout";
   const RunView::RawLine line = co_await workers.run(std::move(looking), kAnswerTime, std::move(wanted));
-  net::Fields headers{{"Content-Disposition", "attachment; filename=\"rollout.json\""}};
-  co_await request.stream->start(200, "application/octet-stream", headers);
+  const net::Fields headers{{"Content-Disposition", "attachment; filename=\"rollout.json\""}};
   for (std::uint64_t at = 0; at < line.num_bytes; at += kRawPieceBytes) {
     auto work = [path = line.path, from = line.offset + at, size = std::min(kRawPieceBytes, line.num_bytes - at)] {
       return read_range(path, from, size);
     };
     std::string what = "a piece of a rollout";
     std::string piece = co_await workers.run(std::move(work), kAnswerTime, std::move(what));
+    // A file that is gone is an error of its own only while the reply has not begun.
+    if (at == 0) co_await request.stream->start(200, "application/octet-stream", headers);
     if (piece.empty()) break;
     co_await request.stream->write(std::move(piece));
   }

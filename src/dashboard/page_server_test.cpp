@@ -7,12 +7,14 @@
 #include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
 
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <set>
 
 #include "base/error.hpp"
 #include "base/testing/eventually.hpp"
+#include "base/utf8.hpp"
 #include "dashboard/assets.hpp"
 #include "dashboard/span_view.hpp"
 #include "dashboard/testing/run_files.hpp"
@@ -340,6 +342,17 @@ TEST_F(PageServerTest, RawRolloutsAreDownloads) {
   EXPECT_THAT(again, HasSubstr("Content-Type: application/octet-stream"));
   EXPECT_THAT(again, HasSubstr("attachment"));
   EXPECT_THAT(again, HasSubstr("<script>alert(1)</script>"));
+}
+
+TEST_F(PageServerTest, AnswersAreUtf8AndSayWhenARolloutIsGone) {
+  run_.write("rollouts/step_3/train_rollouts.jsonl", rollout_row(3, 1, "bad \xff\xfe bytes"));
+  (void)get(port(), "/api/runs");
+  const std::string reply = request(port(), "/api/rollout?kind=train&step=3&row=0");
+  EXPECT_THAT(reply, HasSubstr("HTTP/1.1 200"));
+  EXPECT_TRUE(is_valid_utf8(reply));
+  EXPECT_THAT(reply, HasSubstr("bad \xEF\xBF\xBD"));
+  std::filesystem::remove_all(run_.folder() / "rollouts" / "step_3");
+  EXPECT_THAT(request(port(), "/api/raw?kind=train&step=3&row=0"), HasSubstr("HTTP/1.1 404"));
 }
 
 TEST_F(PageServerTest, EventsTellNewRowsAndRewrittenFiles) {

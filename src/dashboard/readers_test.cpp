@@ -54,6 +54,22 @@ TEST(LineReader, TornLineWaitsForItsEnd) {
   EXPECT_EQ(restarts, 0);
 }
 
+TEST(LineReader, ATornLineIsNotReadAgainBeforeItsFileGrows) {
+  const RunFiles run("torn_again");
+  run.write("a", "one\ntw");
+  std::string pieces;
+  LineReader reader(run.folder() / "a");
+  const LineReader::Sink sink{[] {}, [&](std::string_view piece) { pieces += piece; }, [](std::uint64_t, std::uint64_t) {}};
+  for (int round = 0; round < 3; ++round) {
+    EXPECT_FALSE(reader.read(sink, kAll));
+    reader.rewind_line();
+  }
+  EXPECT_EQ(pieces, "onetw");
+  run.append("a", "o\n");
+  EXPECT_FALSE(reader.read(sink, kAll));
+  EXPECT_EQ(pieces, "onetwtwo");
+}
+
 TEST(LineReader, RewrittenFilesAreReadFromTheirStart) {
   const RunFiles run("rewritten");
   int restarts = 0, lines = 0;

@@ -63,7 +63,8 @@ class HttpServer {
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;
 
-  /// Before start(). One handler per method and path (exact). Exceptions of a handler become error_response().
+  /// Before start(). One handler per method and path; a path that ends in "/*" takes all below it that have none. Exceptions of a handler
+  /// become error_response().
   void route(std::string method, std::string path, Handler handler);
   /// Decides about every request before its body is read; an exception is answered like that of a handler. On the connection's strand,
   /// and never slow. Before start().

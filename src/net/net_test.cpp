@@ -5,7 +5,9 @@
 
 #include <atomic>
 #include <fstream>
+#include <map>
 #include <memory>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -15,6 +17,7 @@
 #include "net/http_message.hpp"
 #include "net/io_runtime.hpp"
 #include "net/percent.hpp"
+#include "net/route_table.hpp"
 #include "net/sse.hpp"
 #include "net/task_group.hpp"
 #include "net/worker_pool.hpp"
@@ -171,6 +174,21 @@ TEST(Sse, AnyCutGivesTheSameEvents) {
   EXPECT_EQ(format_sse("a\nb"), "data: a\ndata: b\n\n");
   SseParser small(8);
   EXPECT_EQ(code_of([&] { small.feed("data: 0123456789\n"); }), ErrorCode::kCorrupt);
+}
+
+TEST(RouteTable, TheNearestFolderTakesWhatHasNoRouteOfItsOwn) {
+  const std::map<std::string, int> routes{{"/v1/models", 1}, {"/v1/models/*", 2}, {"/v1/models/own", 3}, {"/v1/models/org/*", 4}};
+  const auto found = [&](std::string_view path) {
+    const int* const value = find_route(routes, path);
+    return value != nullptr ? *value : 0;
+  };
+  EXPECT_EQ(found("/v1/models"), 1);
+  EXPECT_EQ(found("/v1/models/own"), 3);
+  EXPECT_EQ(found("/v1/models/a"), 2);
+  EXPECT_EQ(found("/v1/models/other/a/b"), 2);
+  EXPECT_EQ(found("/v1/models/org/a"), 4);
+  EXPECT_EQ(found("/v1/models/"), 0) << "nothing is below it";
+  for (const char* path : {"", "/", "*", "/v1", "/v1/modelsX", "v1/models/a"}) EXPECT_EQ(found(path), 0) << path;
 }
 
 TEST(HttpMessage, DecodesAndBuildsErrors) {

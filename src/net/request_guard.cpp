@@ -7,6 +7,7 @@
 
 #include "net/errors.hpp"
 #include "net/http_client.hpp"
+#include "net/route_table.hpp"
 
 namespace prl::net {
 namespace {
@@ -102,8 +103,7 @@ HttpServer::Verdict RequestGuard::operator()(const HttpRequest& request) const {
     verdict.headers.add("Access-Control-Allow-Origin", *origin);
     verdict.headers.add("Access-Control-Expose-Headers", "Retry-After, X-Request-Id");
   }
-  const auto found = routes_.find(request.path);
-  const Methods* const methods = found == routes_.end() ? nullptr : &found->second;
+  const Methods* const methods = find_route(routes_, request.path);
   try {
     if (request.method == "OPTIONS" && (methods != nullptr || request.path == "*")) {
       verdict.refusal = answer_options(request, methods, is_allowed);

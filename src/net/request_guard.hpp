@@ -48,6 +48,7 @@ class RequestGuard {
 
   /// Other keys of the routes of Access::kApiKey, for instance those of single runs. It may be called from any thread.
   void accept_keys(std::function<bool(const HttpRequest&)> has_other_key) { has_other_key_ = std::move(has_other_key); }
+  /// Paths as those of HttpServer::route.
   void add_route(const std::string& method, const std::string& path, Access access) { routes_[path][method] = access; }
   HttpServer::Verdict operator()(const HttpRequest& request) const;
 

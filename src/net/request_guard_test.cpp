@@ -13,7 +13,7 @@ RequestGuard make_guard(RequestGuard::Options options) {
   RequestGuard guard(std::move(options));
   guard.add_route("GET", "/health", Access::kOpen);
   guard.add_route("POST", "/v1/completions", Access::kApiKey);
-  guard.add_route("GET", "/v1/models", Access::kApiKey);
+  for (const char* path : {"/v1/models", "/v1/models/*"}) guard.add_route("GET", path, Access::kApiKey);
   guard.add_route("POST", "/pause", Access::kAdminKey);
   return guard;
 }
@@ -42,6 +42,7 @@ TEST(RequestGuard, KeysComeFirst) {
   EXPECT_EQ(status_of(guard, request_of("POST", "/v1/completions", with("user"))), 0);
   EXPECT_EQ(status_of(guard, request_of("POST", "/v1/completions", {{"X-API-Key", "user"}})), 0);
   EXPECT_EQ(status_of(guard, request_of("HEAD", "/v1/models", {})), 401) << "HEAD is guarded as GET is";
+  EXPECT_EQ(status_of(guard, request_of("GET", "/v1/models/org/name", {})), 401);
   EXPECT_EQ(status_of(guard, request_of("POST", "/pause", with("user"))), 403) << "who may sample may do nothing else";
   EXPECT_EQ(status_of(guard, request_of("POST", "/pause", with("other"))), 401);
   EXPECT_EQ(status_of(guard, request_of("POST", "/pause", with("admin"))), 0);

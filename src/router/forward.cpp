@@ -16,6 +16,7 @@
 #include "base/files.hpp"
 #include "net/deadline.hpp"
 #include "net/errors.hpp"
+#include "net/percent.hpp"
 #include "net/sse.hpp"
 #include "router/prefill_orders.hpp"
 #include "router/stream_replay.hpp"
@@ -212,7 +213,7 @@ asio::awaitable<std::optional<net::HttpResponse>> stream_once(std::shared_ptr<ne
                                                               net::ResponseStream* out) {
   net::HttpCall call = request->call;
   if (!params.empty()) call.body = with_kv_params(call.body, params);
-  call.url = lease->url() + request->path;
+  call.url = lease->url() + net::percent_encode(request->path, true);
   auto opening = client->open_body(std::move(call));
   auto guarded = unless_lost<net::BodyStream>(std::move(opening), lease->lost(), lease->url(), request->deadline);
   net::BodyStream body = co_await std::move(guarded);
@@ -247,7 +248,7 @@ asio::awaitable<std::optional<net::HttpResponse>> answer_once(std::shared_ptr<ne
                                                               std::string params, const Lease* lease) {
   net::HttpCall call = request->call;
   if (!params.empty()) call.body = with_kv_params(call.body, params);
-  call.url = lease->url() + request->path;
+  call.url = lease->url() + net::percent_encode(request->path, true);
   auto calling = client->call(std::move(call));
   auto guarded = unless_lost<net::HttpReply>(std::move(calling), lease->lost(), lease->url(), request->deadline);
   net::HttpReply reply = co_await std::move(guarded);

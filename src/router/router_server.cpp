@@ -237,7 +237,7 @@ RouterServer::RouterServer(RouterServerOptions options, std::shared_ptr<Fleet> f
     http_.route(method, path, [context = context_, route](HttpRequest request) { return route(context, std::move(request)); });
   };
   for (const char* path : kPosts) add("POST", path, pass_on, Access::kApiKey);
-  add("GET", "/v1/models", pass_on, Access::kApiKey);
+  for (const char* path : {"/v1/models", "/v1/models/*"}) add("GET", path, pass_on, Access::kApiKey);
   add("GET", "/engines", list_engines, Access::kAdminKey);
   add("POST", "/engines", add_engine, Access::kAdminKey);
   add("DELETE", "/engines", drain_engine, Access::kAdminKey);

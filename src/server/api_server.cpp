@@ -136,7 +136,7 @@ void ApiServer::add_routes() {
   add("POST", "/v1/completions", completions, Access::kApiKey);
   add("POST", "/inference/v1/generate", generate, Access::kApiKey);
   add("GET", "/v1/models", list_models, Access::kApiKey);
-  for (const std::string& name : context_->options.served_names) add("GET", "/v1/models/" + name, list_models, Access::kApiKey);
+  add("GET", "/v1/models/*", list_models, Access::kApiKey);
   add("POST", "/v1/responses", responses, Access::kApiKey);
   for (const std::string_view path : kNotOffered)
     for (const char* method : {"GET", "POST"}) add(method, std::string(path), not_offered, Access::kApiKey);

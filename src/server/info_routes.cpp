@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <utility>
+#include <vector>
 
+#include "net/errors.hpp"
 #include "server/json_fields.hpp"
 #include "server/json_writer.hpp"
 #include "server/prepared_request.hpp"
@@ -103,14 +105,22 @@ Reply list_models(Context context, HttpRequest request) {
     out.end_object();
   };
   JsonWriter out;
+  AdapterBook* const book = context->backend->adapters();
+  const std::vector<AdapterInfo> adapters = book != nullptr ? book->list() : std::vector<AdapterInfo>();
   if (request.path.starts_with(kPrefix)) {
-    write_model(out, request.path.substr(kPrefix.size()));
+    const std::string name = request.path.substr(kPrefix.size());
+    const auto adapter = std::ranges::find(adapters, name, &AdapterInfo::name);
+    if (adapter != adapters.end())
+      write_model(out, name, &*adapter);
+    else if (std::ranges::find(context->options.served_names, name) != context->options.served_names.end())
+      write_model(out, name);
+    else
+      throw net::HttpError(404, ErrorCode::kNotFound, fmt::format("The model `{}` does not exist.", name), "model");
     co_return HttpResponse::json(out.take());
   }
   out.begin_object().key("object").string("list").key("data").begin_array();
   for (const std::string& name : context->options.served_names) write_model(out, name);
-  if (AdapterBook* const book = context->backend->adapters(); book != nullptr)
-    for (const AdapterInfo& adapter : book->list()) write_model(out, adapter.name, &adapter);
+  for (const AdapterInfo& adapter : adapters) write_model(out, adapter.name, &adapter);
   out.end_array().end_object();
   co_return HttpResponse::json(out.take());
 }

@@ -579,6 +579,10 @@ TEST_F(ServerTest, InfoAndMetrics) {
   EXPECT_EQ(models.at("data").at(0).at("id").as_string(), "tiny");
   EXPECT_EQ(models.at("data").at(0).at("max_model_len").as_int64(), 256);
   EXPECT_EQ(get("/v1/models/alias/tiny").json().at("id").as_string(), "alias/tiny");
+  EXPECT_EQ(get("/v1/models/alias%2Ftiny").json().at("id").as_string(), "alias/tiny") << "as OpenAI's client writes it";
+  const auto unknown = get("/v1/models/other");
+  EXPECT_EQ(unknown.status, 404);
+  EXPECT_EQ(unknown.json().at("error").at("message").as_string(), "The model `other` does not exist.");
   EXPECT_EQ(get("/health").status, 200);
   EXPECT_EQ(get("/ping").status, 200);
   EXPECT_EQ(get("/version").json().at("policy_version").as_int64(), 0);

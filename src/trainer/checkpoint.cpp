@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <boost/json.hpp>
+#include <string_view>
 
 #include "base/error.hpp"
 #include "base/files.hpp"
@@ -316,16 +317,14 @@ void load_masters(StateFiles& files, nn::Parameters& parameters) {
       files.read(p, {}, part.begin - p.offset, parameters.values_in(part));
 }
 
-/// Of a folder whose checksums are right: what does not fit in it is of other parameters.
-void load_own_masters(StateFiles& files, nn::Parameters& parameters) {
+/// Of a folder whose checksums are right: what does not fit in it is of other keys, which `advice` names.
+template <class Load>
+void load_whole(Load&& load, std::string_view advice) {
   try {
-    load_masters(files, parameters);
+    load();
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kIo) throw;
-    fail(ErrorCode::kInvalidArgument,
-         "[ckpt] {}. The checkpoint is whole, so it is of another model than model.name, or of a run with another model.lora: resume it "
-         "with what it was made with, or choose another --output-dir",
-         error.what());
+    fail(ErrorCode::kInvalidArgument, "[ckpt] {}. The checkpoint is whole, so it is {}", error.what(), advice);
   }
 }
 
@@ -338,14 +337,18 @@ TrainProgress load_state(const fs::path& checkpoints, std::int64_t step, const R
   const fs::path progress_file = folder / kProgressFile;
   TrainProgress progress = parse_progress(read_file(progress_file, kMaxProgressBytes), progress_file.string());
   StateFiles files(folder);
-  load_own_masters(files, policy.parameters());
+  load_whole([&] { load_masters(files, policy.parameters()); },
+             "of another model than model.name, or of a run with another model.lora: resume it with what it was made with, or choose "
+             "another --output-dir");
   Optimizer& optimizer = gradient_step.optimizer();
   if (!resume.skip_optimizer) {
     if (progress.optimizer_type != optimizer.type_name())
       fail(ErrorCode::kInvalidArgument,
            "[ckpt] {} holds the state of optimizer '{}', but optim.type is '{}': resume with the same one or set ckpt.skip_optimizer",
            folder.string(), progress.optimizer_type, optimizer.type_name());
-    optimizer.load_state(files);
+    load_whole(
+        [&] { optimizer.load_state(files); },
+        "of a run with another model.optimization_dtype or [optim]: resume it with what it was made with, or set ckpt.skip_optimizer");
     optimizer.restore_num_steps(progress.num_optimizer_steps);
   }
   if (MtpTraining* head = policy.head(); head != nullptr && !head->load(folder, progress.num_optimizer_steps, !resume.skip_optimizer))

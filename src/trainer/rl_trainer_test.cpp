@@ -552,6 +552,17 @@ TEST(RunRlTrainer, SkipsWhatAResumeIsToldToSkip) {
   resume.skip_progress = true;
   progress = restore(scratch.path / "checkpoints", 5, resume, *other, gradient_step);
   EXPECT_EQ(progress.step, 0);
+  // So is state of another type, which is no damage.
+  GradientStepOptions small = step_options(20);
+  small.optimizer_memory.dtype = DType::kBF16;
+  GradientStep in_bfloat16(*other, small);
+  try {
+    restore(scratch.path / "checkpoints", 5, {}, *other, in_bfloat16);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("another model.optimization_dtype or [optim]"));
+  }
   // Another optimizer's state is refused by name.
   steps.optim = config::SgdConfig{};
   GradientStep sgd(*other, steps);

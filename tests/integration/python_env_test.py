@@ -2,6 +2,7 @@
 """Environments in Python workers: prl eval and rl with the fake one, and with a legacy one against its native twin."""
 import contextlib
 import json
+import pathlib
 import random
 import re
 import struct
@@ -425,19 +426,40 @@ def test_without_python_there_is_one_line():
                     "--output-dir", folder / "out2", env={"PATH": str(folder / "bin"), "VIRTUAL_ENV": ""})
 
 
+def listeners(port):
+    """The workers that listen at the port; to ask the port would end them."""
+    lines = []
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            lines.append(path.read_bytes().decode(errors="replace"))
+    return [line for line in lines if "prl_worker" in line and f"127.0.0.1:{port}" in line]
+
+
 def test_workers_elsewhere():
     with harness.workspace("python-env") as folder:
         model = harness.tiny_model(folder / "model")
         port = harness.free_port()
         token = {"PRL_ENV_TOKEN": "secret"}
+        # Whoever may write into the temporary folder of a machine has no module in its workers.
+        (folder / "tmp").mkdir()
+        (folder / "tmp" / "asyncio.py").write_text("raise SystemExit('a module of the temporary folder')\n")
+        (folder / "mine").mkdir()
+        (folder / "mine" / "words.py").write_text("")
+        (folder / "mine" / "sitecustomize.py").write_text(f"open({str(folder / 'seen')!r}, 'w')\n")
         with harness.running("env-server", "--env.id", "words", "--env.kind", "fake", "--address", f"127.0.0.1:{port}", "--num-workers", 2,
-                             env=token, log=folder / "server.log"):
+                             "--env.path", folder / "mine",
+                             env={**token, "TMPDIR": str(folder / "tmp")}, log=folder / "server.log") as server:
             harness.wait_until(lambda: (folder / "server.log").read_text().count("listening on") == 2, 60, "two workers that listen")
             harness.prl("eval", "--model.name", model, "--env.id", "words", "--env.kind", "fake", "--num-examples", 4,
                         "--env.address", f"127.0.0.1:{port}, 127.0.0.1:{port + 1}", "--sampling.max-completion-tokens", 4,
                         "--output-dir", folder / "out", env=token)
+            harness.wait_until(lambda: (folder / "server.log").read_text().count("listening on") == 4, 60, "those that follow them")
+            check(listeners(port), "workers that can be seen")
+            server.kill()
+            harness.wait_until(lambda: not listeners(port) and not listeners(port + 1), 5, "the end of a killed server's workers")
         rows = harness.rows_of(only((folder / "out").rglob("results.jsonl")))
         check(len(rows) == 4 and not any(row["error"] for row in rows), f"{rows}")
+        check((folder / "seen").exists(), "modules of the server's path are found")
 
 
 if __name__ == "__main__":

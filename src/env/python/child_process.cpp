@@ -70,7 +70,8 @@ StartStep become_child(const Prepared& p) noexcept {
     return StartStep::kStreams;
   if (::chdir(p.folder) != 0) return StartStep::kFolder;
   if (const StartStep failed = enter_sandbox(*p.sandbox); failed != StartStep::kNone) return failed;
-  // After the namespaces: a change of credentials clears it.
+  // After the namespaces: a change of credentials clears it. So does exec where the real user id is another than the effective one, as
+  // plan_sandbox has it for root: a worker asks for it again (PRL_PARENT_PID).
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != p.parent) ::_exit(127);
   // Whatever this process had open without close-on-exec is none of the worker's business.
@@ -138,6 +139,7 @@ ChildProcess ChildProcess::start(const ChildOptions& options) {
   // Everything that allocates happens before fork: between fork and exec only async-signal-safe calls are allowed.
   std::vector<std::string> arguments = options.argv;
   std::vector<std::string> environment = options.env;
+  environment.push_back(fmt::format("PRL_PARENT_PID={}", ::getpid()));
   const std::vector<char*> argv = pointers(arguments);
   const std::vector<char*> envp = pointers(environment);
   const std::string folder = options.folder.string();

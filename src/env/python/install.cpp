@@ -92,7 +92,7 @@ fs::path choose_python(const InstallOptions& options) {
   return default_interpreter(options.target);
 }
 
-/// Runs uv, or venv and pip.
+/// Runs uv, or venv and pip. Interpreters get -P: modules of the folder that the user is in have no part in it.
 class Installer {
  public:
   Installer(const InstallOptions& options, fs::path folder)
@@ -108,7 +108,7 @@ class Installer {
     if (uv_)
       run_or_fail({uv_->string(), "venv", "--quiet", "--python", base.string(), (folder_ / "venv").string()}, "uv venv", env_);
     else
-      run_or_fail({base.string(), "-m", "venv", (folder_ / "venv").string()},
+      run_or_fail({base.string(), "-P", "-m", "venv", (folder_ / "venv").string()},
                   fmt::format("{} -m venv (Debian: install python3-venv, or uv)", base.string()));
   }
 
@@ -118,7 +118,7 @@ class Installer {
     if (uv_) {
       argv = {uv_->string(), "pip", "install", "--quiet", "--python", python().string()};
     } else {
-      argv = {python().string(), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--report", report.string()};
+      argv = {python().string(), "-P", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--report", report.string()};
       if (options_.is_offline) argv.emplace_back("--no-index");
     }
     if (options_.index) {
@@ -200,7 +200,7 @@ class Installer {
 InstalledEnv inspect(const fs::path& python, const std::string& id) {
   const std::size_t slash = id.rfind('/');
   const ProgramResult said =
-      run_program({python.string(), "-c", kInspect, slash == std::string::npos ? id : id.substr(slash + 1)}, {.captures = true});
+      run_program({python.string(), "-P", "-c", kInspect, slash == std::string::npos ? id : id.substr(slash + 1)}, {.captures = true});
   InstalledEnv found;
   const std::size_t mark = said.output.rfind("PRL{");
   if (said.status != 0 || mark == std::string::npos)
@@ -254,9 +254,9 @@ void check_ours(const fs::path& folder) {
 class Former {
  public:
   /// Error{kAlreadyExists} while another process installs the same environment.
-  explicit Former(const fs::path& folder) : folder_(folder), aside_(folder.parent_path() / (".former-" + folder.filename().string())) {
+  explicit Former(const fs::path& folder) : folder_(folder), aside_(former_folder(folder)) {
     fs::create_directories(folder.parent_path());
-    const fs::path lock = folder.parent_path() / (".lock-" + folder.filename().string());
+    const fs::path lock = lock_file(folder);
     lock_ = ::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     if (lock_ < 0) fail(ErrorCode::kIo, "{} cannot be made: {}", lock.string(), std::strerror(errno));
     if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {

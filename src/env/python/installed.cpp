@@ -1,9 +1,13 @@
 #include "env/python/installed.hpp"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
 #include <boost/json/serialize.hpp>
 
 #include <algorithm>
 #include <cstdlib>
+#include <string_view>
 
 #include "base/error.hpp"
 #include "base/files.hpp"
@@ -19,6 +23,7 @@ namespace json = boost::json;
 namespace {
 
 constexpr const char* kRecord = "environment.json";
+constexpr std::string_view kFormer = ".former-";
 
 std::size_t end_of_name(const std::string& id) {
   const std::size_t slash = id.rfind('/');
@@ -48,10 +53,29 @@ std::optional<InstalledEnv> read_record(const fs::path& folder) {
         if (requirement.is_string()) found.with.emplace_back(requirement.get_string());
     found.folder = folder;
     if (!found.id.empty()) return found;
+    log::warning("{} is damaged and is left out: it has no id", (folder / kRecord).string());
   } catch (const std::exception& error) {
     log::warning("{} is damaged and is left out: {}", (folder / kRecord).string(), error.what());
   }
   return std::nullopt;
+}
+
+/// Brings back the former installation of `folder`, unless a process makes the new one still.
+void restore_former(const fs::path& folder) {
+  const int lock = ::open(lock_file(folder).c_str(), O_RDWR | O_CLOEXEC);
+  if (lock < 0) return;
+  if (::flock(lock, LOCK_EX | LOCK_NB) == 0) {
+    std::error_code error;
+    if (!fs::exists(folder / kRecord, error) && fs::exists(former_folder(folder) / kRecord, error)) {
+      fs::remove_all(folder, error);
+      fs::rename(former_folder(folder), folder, error);
+      if (error)
+        log::warning("the former installation is in {}: {}", former_folder(folder).string(), error.message());
+      else
+        log::warning("{} is as before its last installation, which was killed halfway", folder.string());
+    }
+  }
+  ::close(lock);
 }
 
 }  // namespace
@@ -87,9 +111,17 @@ fs::path installed_folder(const fs::path& all, const std::string& id) {
   return all / name;
 }
 
+fs::path former_folder(const fs::path& folder) { return folder.parent_path() / (std::string(kFormer) + folder.filename().string()); }
+fs::path lock_file(const fs::path& folder) { return folder.parent_path() / (".lock-" + folder.filename().string()); }
+
 std::vector<InstalledEnv> list_installed(const fs::path& all) {
   std::vector<InstalledEnv> found;
   std::error_code error;
+  std::vector<fs::path> replaced;
+  for (const auto& entry : fs::directory_iterator(all, error))
+    if (const std::string name = entry.path().filename().string(); name.starts_with(kFormer))
+      replaced.push_back(all / name.substr(kFormer.size()));
+  for (const fs::path& folder : replaced) restore_former(folder);
   for (const auto& entry : fs::directory_iterator(all, error))
     if (entry.is_directory() && !entry.path().filename().string().starts_with('.'))  // ".former-x" while x is replaced
       if (auto environment = read_record(entry.path())) found.push_back(std::move(*environment));

@@ -30,7 +30,10 @@ std::string plain_id(const std::string& id);
 std::string version_of(const std::string& id);
 /// The folder of the environment, whether there or not.
 std::filesystem::path installed_folder(const std::filesystem::path& all, const std::string& id);
-/// All that are complete, by id.
+/// Where the former installation of an environment is while a new one is made, and the file that is locked for as long.
+std::filesystem::path former_folder(const std::filesystem::path& folder);
+std::filesystem::path lock_file(const std::filesystem::path& folder);
+/// All that are complete, by id. A former installation whose replacement was killed halfway comes back first.
 std::vector<InstalledEnv> list_installed(const std::filesystem::path& all);
 /// The one with this id; "name" also finds "org/name" if there is but one. Error{kNotFound} if another version than the named one is there;
 /// {kInvalidArgument} if several organisations have one of this name.

@@ -1,19 +1,30 @@
+#include <fcntl.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <csignal>
+#include <filesystem>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "base/error.hpp"
 #include "base/files.hpp"
+#include "base/testing/eventually.hpp"
 #include "env/message_match.hpp"
 #include "env/python/conversations.hpp"
 #include "env/python/frame.hpp"
 #include "env/python/install.hpp"
 #include "env/python/installed.hpp"
 #include "env/python/player.hpp"
+#include "env/python/run_program.hpp"
 #include "env/python/server.hpp"
 #include "env/python/setup.hpp"
 #include "env/python/task_pages.hpp"
@@ -255,10 +266,14 @@ TEST(Installed, AFailedReplacementLeavesTheFormerInstallation) {
   // Of an installation that was killed half-way.
   fs::rename(environment.folder, all / ".former-a");
   fs::create_directories(environment.folder / "venv/half");
-  EXPECT_FALSE(find_installed(all, "a"));
-  EXPECT_THROW(install_environment(options), Error);
-  EXPECT_TRUE(find_installed(all, "a"));
+  const int lock = ::open(lock_file(environment.folder).c_str(), O_RDWR);
+  ASSERT_EQ(::flock(lock, LOCK_EX | LOCK_NB), 0);
+  EXPECT_FALSE(find_installed(all, "a")) << "it is being made";
+  EXPECT_TRUE(fs::exists(environment.folder / "venv/half"));
+  ::close(lock);
+  EXPECT_TRUE(find_installed(all, "a")) << "any command brings the former one back";
   EXPECT_FALSE(fs::exists(environment.folder / "venv/half"));
+  EXPECT_FALSE(fs::exists(former_folder(environment.folder)));
 
   // PRL_ENVIRONMENTS may name a folder with other things in it.
   fs::create_directories(all / "mine");
@@ -271,6 +286,35 @@ TEST(Installed, AFailedReplacementLeavesTheFormerInstallation) {
   fs::remove(environment.folder / "notes.txt");
   remove_environment(all, "a");
   EXPECT_FALSE(find_installed(all, "a"));
+}
+
+TEST(RunProgram, SaysWhatCameOfIt) {
+  const ProgramResult done =
+      run_program({"/bin/sh", "-c", "echo $WORD; pwd; exit 3"}, {.captures = true, .env = {{"WORD", "yes"}}, .folder = "/"});
+  EXPECT_EQ(done.status, 3);
+  EXPECT_EQ(done.output, "yes\n/\n");
+  EXPECT_THAT([] { run_program({"/nowhere/pip"}); }, ThrowsMessage<Error>(HasSubstr("/nowhere/pip cannot be run: No such file")));
+  EXPECT_EQ(run_program({"/bin/sh", "-c", "kill -9 $$"}).status, 128 + SIGKILL);
+}
+
+TEST(RunProgram, EndsWithTheProcessThatWaitsForIt) {
+  const std::filesystem::path told = std::filesystem::path(::testing::TempDir()) / fmt::format("prl-orphan-{}", ::getpid());
+  std::filesystem::remove(told);
+  ASSERT_EQ(::prctl(PR_SET_CHILD_SUBREAPER, 1), 0);  // so that the orphan is this process's to wait for
+  const pid_t installer = ::fork();
+  if (installer == 0) {
+    run_program({"/bin/sh", "-c", fmt::format("echo $$ > {0}.new; mv {0}.new {0}; exec sleep 60", told.string())});
+    ::_exit(0);
+  }
+  ASSERT_TRUE(prl::testing::eventually([&] { return std::filesystem::exists(told); }));
+  const pid_t orphan = std::stoi(read_file(told));
+  ::kill(installer, SIGKILL);
+  int status = 0;
+  EXPECT_EQ(::waitpid(installer, &status, 0), installer);
+  EXPECT_EQ(::waitpid(orphan, &status, 0), orphan);
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
+  ::prctl(PR_SET_CHILD_SUBREAPER, 0);
+  std::filesystem::remove(told);
 }
 
 TEST(EnvServer, ListensForOthersWithATokenOnly) {

@@ -69,7 +69,9 @@ void PoolScheduler::on_ready(int worker, net::TimePoint now) {
   entry.next_ping = now + options_.heartbeat;
   entry.num_unanswered = 0;
   entry.num_lags = 0;
-  num_failed_starts_ = 0;
+  was_up_ = true;
+  for (Worker& other : workers_) other.num_failed = 0;
+  broken_.clear();
 }
 
 void PoolScheduler::take_down(int worker, net::TimePoint now) {
@@ -83,10 +85,12 @@ void PoolScheduler::take_down(int worker, net::TimePoint now) {
 void PoolScheduler::on_start_failed(int worker, const std::string& reason, bool is_final, net::TimePoint now) {
   if (at(worker).state != State::kStarting) return;
   take_down(worker, now);
+  if (counts().num_ready > 0) return;  // the others go on, and this one is tried again
+  const int num_failed = ++at(worker).num_failed;
   if (is_final)
     broken_ = reason;
-  else if (++num_failed_starts_ >= options_.max_failed_starts)
-    broken_ = fmt::format("{} workers in a row did not start, the last one because: {}", num_failed_starts_, reason);
+  else if (num_failed >= (was_up_ ? options_.max_failed_restarts : options_.max_failed_starts))
+    broken_ = fmt::format("a worker did not start {} times in a row, the last time because: {}", num_failed, reason);
 }
 
 void PoolScheduler::set_waiting(RunId run, bool is_waiting) {

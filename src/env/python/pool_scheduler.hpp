@@ -32,8 +32,9 @@ struct SchedulerOptions {
   Duration cancel_limit{15'000};     ///< until a cancelled rollout has ended
   Duration restart_wait{500};        ///< before the first restart; doubled with every worker that ends before it finished a rollout
   Duration restart_wait_max{60'000};
-  int max_failed_starts = 5;  ///< in a row without a worker that came up: the pool gives up
-  int max_deaths = 2;         ///< of workers with the same task: it is recorded as failed
+  int max_failed_starts = 5;    ///< of one worker in a row while none is up: the pool gives up
+  int max_failed_restarts = 5;  ///< the same once one had been up
+  int max_deaths = 2;           ///< of workers with the same task: it is recorded as failed
 };
 
 /// A rollout that ends without the environment's answer, and why.
@@ -124,6 +125,7 @@ class PoolScheduler {
     int num_unanswered = 0;
     int num_lags = 0;
     int num_restarts = 0;      ///< in a row without a finished rollout
+    int num_failed = 0;        ///< starts in a row while no worker was up
     bool is_reserved = false;  ///< takes no rollouts but those of a suspect, once it is empty
     std::unordered_set<RunId> runs;
   };
@@ -157,7 +159,7 @@ class PoolScheduler {
   std::map<std::string, std::string> poisoned_;
   std::map<std::string, int> groups_;
   std::vector<RunFailure> failures_;  ///< for the next plan
-  int num_failed_starts_ = 0;
+  bool was_up_ = false;               ///< a worker, at any time
   std::int64_t num_deaths_ = 0;
   std::string broken_;
 };

@@ -175,6 +175,49 @@ TEST(PoolScheduler, StartsAgainWithBackOffAndGivesUp) {
   EXPECT_TRUE(pool.plan().start.empty());
 }
 
+/// Answers pings and starts what may start for `time`, and lets each of those starts fail. Returns how many there were.
+int fail_starts(Pool& pool, std::chrono::seconds time) {
+  int count = 0;
+  for (const auto end = pool.now + time; pool.now < end; pool.now += 100ms) {
+    const PoolPlan plan = pool.plan();
+    for (const int worker : plan.ping) pool.scheduler.on_pong(worker, 0, pool.now);
+    for (const int worker : plan.start) {
+      pool.scheduler.on_start_failed(worker, "connection refused", false, pool.now);
+      ++count;
+    }
+  }
+  return count;
+}
+
+TEST(PoolScheduler, WorkersThatAreUpGoOnWhileAnotherCannotStart) {
+  Pool pool(options(2, 4));
+  pool.bring_up();
+  pool.scheduler.on_lost(1, "its machine is off", pool.now);
+  EXPECT_GT(fail_starts(pool, 600s), 10);
+  EXPECT_EQ(pool.scheduler.broken(), "");
+  pool.submit(0, 2);
+  const PoolPlan plan = pool.plan();
+  EXPECT_TRUE(plan.fail.empty());
+  EXPECT_EQ(by_worker(plan).at(0).size(), 2u);
+}
+
+TEST(PoolScheduler, AServerOfManyWorkersMayBeAwayForAMinute) {
+  SchedulerOptions o = options(16, 4);
+  o.max_failed_restarts = 10;
+  Pool pool(o);
+  pool.bring_up();
+  for (int worker = 0; worker < 16; ++worker) pool.scheduler.on_lost(worker, "killed", pool.now);
+  EXPECT_GT(fail_starts(pool, 60s), 16 * 5);
+  EXPECT_EQ(pool.scheduler.broken(), "");
+  pool.submit(0, 1);
+  pool.now += 60s;
+  pool.bring_up();
+  EXPECT_EQ(pool.plan().assign.size(), 1u);
+  for (int worker = 0; worker < 16; ++worker) pool.scheduler.on_lost(worker, "killed", pool.now);
+  fail_starts(pool, 1200s);
+  EXPECT_NE(pool.scheduler.broken().find("connection refused"), std::string::npos) << "not for ever";
+}
+
 TEST(PoolScheduler, AStartThatTakesTooLongIsAFailedOne) {
   Pool pool(options(1, 4));
   EXPECT_EQ(pool.plan().start.size(), 1u);

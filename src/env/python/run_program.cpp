@@ -1,11 +1,12 @@
 #include "env/python/run_program.hpp"
 
 #include <fcntl.h>
-#include <spawn.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 
@@ -16,6 +17,12 @@ extern char** environ;
 namespace prl::env::python {
 
 namespace fs = std::filesystem;
+
+namespace {
+
+constexpr int kNotStarted = 127;  // as shells say it
+
+}  // namespace
 
 std::optional<fs::path> find_program(const std::string& name) {
   const char* variable = std::getenv("PATH");
@@ -42,20 +49,38 @@ ProgramResult run_program(const std::vector<std::string>& argv, const ProgramOpt
   for (std::string& text : variables) vars.push_back(text.data());
   args.push_back(nullptr);
   vars.push_back(nullptr);
-  int ends[2] = {-1, -1};
-  posix_spawn_file_actions_t actions;
-  ::posix_spawn_file_actions_init(&actions);
-  if (options.captures) {
-    if (::pipe2(ends, O_CLOEXEC) != 0) fail(ErrorCode::kIo, "no pipe for {}: {}", argv[0], std::strerror(errno));
-    ::posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-    ::posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
-    ::posix_spawn_file_actions_adddup2(&actions, ends[1], STDERR_FILENO);
+  int ends[2] = {-1, -1}, report[2] = {-1, -1};
+  if (options.captures && ::pipe2(ends, O_CLOEXEC) != 0) fail(ErrorCode::kIo, "no pipe for {}: {}", argv[0], std::strerror(errno));
+  if (::pipe2(report, O_CLOEXEC) != 0) {
+    const int error = errno;
+    for (const int end : ends)
+      if (end >= 0) ::close(end);
+    fail(ErrorCode::kIo, "no pipe for {}: {}", argv[0], std::strerror(error));
   }
-  if (!options.folder.empty()) ::posix_spawn_file_actions_addchdir_np(&actions, options.folder.c_str());
-  pid_t pid = -1;
-  const int error = ::posix_spawn(&pid, args[0], &actions, nullptr, args.data(), vars.data());
-  ::posix_spawn_file_actions_destroy(&actions);
+  const pid_t parent = ::getpid();
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    // Nothing but async-signal-safe calls. It ends with this process: pip must not go on in a folder that the next command works on.
+    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (::getppid() != parent) ::_exit(kNotStarted);
+    const int nothing = options.captures ? ::open("/dev/null", O_RDONLY) : -1;
+    if (nothing >= 0) ::dup2(nothing, STDIN_FILENO);
+    if (options.captures) {
+      ::dup2(ends[1], STDOUT_FILENO);
+      ::dup2(ends[1], STDERR_FILENO);
+    }
+    if (options.folder.empty() || ::chdir(options.folder.c_str()) == 0) ::execve(args[0], args.data(), vars.data());
+    const int why = errno;
+    (void)!::write(report[1], &why, sizeof why);
+    ::_exit(kNotStarted);
+  }
+  int error = pid < 0 ? errno : 0;
   if (ends[1] >= 0) ::close(ends[1]);
+  ::close(report[1]);
+  // Ends without a byte when the program has begun.
+  while (pid > 0 && ::read(report[0], &error, sizeof error) < 0 && errno == EINTR) {
+  }
+  ::close(report[0]);
   ProgramResult result;
   if (error == 0 && options.captures) {
     char buffer[4096];
@@ -66,10 +91,10 @@ ProgramResult run_program(const std::vector<std::string>& argv, const ProgramOpt
     }
   }
   if (ends[0] >= 0) ::close(ends[0]);
-  if (error != 0) fail(ErrorCode::kNotFound, "{} cannot be run: {}", argv[0], std::strerror(error));
   int status = 0;
-  while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  while (pid > 0 && ::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
   }
+  if (error != 0) fail(ErrorCode::kNotFound, "{} cannot be run: {}", argv[0], std::strerror(error));
   result.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   return result;
 }

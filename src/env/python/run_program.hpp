@@ -19,7 +19,7 @@ struct ProgramResult {
   std::string output;
 };
 
-/// Runs a program to its end. argv[0] is a path. Error{kNotFound} if it cannot be started.
+/// Runs a program to its end; it gets SIGTERM if this process ends before. argv[0] is a path. Error{kNotFound} if it cannot be started.
 ProgramResult run_program(const std::vector<std::string>& argv, const ProgramOptions& options = {});
 /// The program in PATH.
 std::optional<std::filesystem::path> find_program(const std::string& name);

@@ -2,16 +2,21 @@
 
 #include <fcntl.h>
 #include <unistd.h>
+#include <boost/json/object.hpp>
 
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "base/error.hpp"
 #include "base/hosts.hpp"
 #include "base/log.hpp"
+#include "env/python/private_folder.hpp"
 #include "env/python/setup.hpp"
 #include "env/python/worker_log.hpp"
 
@@ -33,6 +38,7 @@ class Listener {
 
   void step() {
     if (!process_ && Clock::now() >= due_) {
+      std::filesystem::create_directories(child_.folder);
       process_ = std::make_unique<ChildProcess>(ChildProcess::start(child_));
       output_ = process_->release_output();
       ::fcntl(output_, F_SETFL, O_NONBLOCK);
@@ -74,6 +80,17 @@ class Listener {
   Clock::time_point due_;
 };
 
+/// Runs say nothing about folders to workers elsewhere: modules are looked for in those of the server.
+void add_paths(const boost::json::object& load, std::vector<std::string>& variables) {
+  constexpr std::string_view kName = "PYTHONPATH=";
+  const boost::json::value* const paths = load.if_contains("paths");
+  if (paths == nullptr) return;
+  std::string all(kName);
+  for (const boost::json::value& path : paths->as_array()) all += std::string(path.as_string()) + ":";
+  for (std::string& variable : variables)
+    if (variable.starts_with(kName)) variable = all + variable.substr(kName.size());
+}
+
 }  // namespace
 
 void serve(const ServerOptions& options, std::stop_token stop) {
@@ -96,13 +113,17 @@ void serve(const ServerOptions& options, std::stop_token stop) {
   }
   const PythonOptions plan = plan_environment(options.id, short_name(options.id), {}, settings);
   WorkerLog log(plan.pool.log_file);
+  // Python looks for modules in the folder that a worker starts in, so it is none in which others may write.
+  const PrivateFolder folder;
   std::vector<std::unique_ptr<Listener>> listeners;
   for (int i = 0; i < options.num_workers; ++i) {
     ChildOptions child{.name = fmt::format("worker {}", i),
                        .argv = plan.pool.argv,
                        .env = plan.pool.env,
-                       .folder = std::filesystem::temp_directory_path(),
+                       .folder = folder.path() / std::to_string(i),
                        .limits = plan.pool.limits};
+    add_paths(plan.pool.load, child.env);
+    child.env.push_back("PRL_TMPDIR=" + child.folder.string());
     child.argv = {plan.pool.argv[0], "-m", "prl_worker", "--listen", fmt::format("{}:{}", options.address.substr(0, colon), port + i)};
     listeners.push_back(std::make_unique<Listener>(std::move(child), log, fmt::format("worker {}", i)));
   }

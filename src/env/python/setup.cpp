@@ -236,6 +236,9 @@ PythonOptions plan_environment(const std::string& id, const std::string& name, j
   const bool is_relay = !addresses.empty() && is_environment_server(addresses.front());
   if (!addresses.empty() && !is_relay) {
     pool.addresses = addresses;
+    // A server that is started together with the run may need a minute to come up, one that is started anew a few.
+    pool.schedule.max_failed_starts = 8;
+    pool.schedule.max_failed_restarts = 10;
     if (const char* token = std::getenv("PRL_ENV_TOKEN")) pool.token = token;
     pool.load["env_id"] = id;
     return options;

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -95,9 +96,11 @@ asio::awaitable<void> WorkerLink::connect(std::shared_ptr<State> state, std::str
     auto resolving = resolver.async_resolve(address.substr(0, colon), address.substr(colon + 1), asio::use_awaitable);
     auto bounded = net::with_deadline(std::move(resolving), deadline, "the address");
     const auto endpoints = co_await std::move(bounded);
-    auto connecting = asio::async_connect(socket, endpoints, asio::use_awaitable);
+    auto connecting = asio::async_connect(socket, endpoints, kQuietly);
     auto bounded_connect = net::with_deadline(std::move(connecting), deadline, "the connection");
-    co_await std::move(bounded_connect);
+    const auto connected = co_await std::move(bounded_connect);
+    // An exception of Asio's would tell a line of its source as well.
+    if (const auto& error = std::get<0>(connected)) fail(ErrorCode::kUnavailable, "{}", error.message());
     if (is_connected_to_itself(socket.native_handle())) fail(ErrorCode::kUnavailable, "connection refused");
     socket.set_option(asio::ip::tcp::no_delay(true));
     state->socket = asio::generic::stream_protocol::socket(std::move(socket));

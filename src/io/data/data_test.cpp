@@ -236,6 +236,7 @@ TEST(DatasetLayout, FollowsTheRulesOfHuggingFace) {
   // Nothing speaks of splits.
   EXPECT_THAT(select({"b.jsonl", "a.jsonl", "notes.txt", "dataset_info.json", ".hidden.jsonl", "__pycache__/x.json"}),
               ElementsAre("a.jsonl", "b.jsonl"));
+  EXPECT_THAT(select({"metadata.json", "results.jsonl"}), ElementsAre("results.jsonl")) << "of prl synthesize";
   EXPECT_THAT(select({"a.jsonl", "b.parquet", "c.parquet"}), ElementsAre("b.parquet", "c.parquet")) << "the most frequent format";
   expect_error([&] { select({"load.py", "x.arrow"}); }, ErrorCode::kNotFound, {"no data file", "load.py, x.arrow"});
   // Subsets without a card are folders.

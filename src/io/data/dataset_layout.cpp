@@ -25,8 +25,9 @@ const std::vector<SplitWords>& split_words() {
                                               {"test", {"test", "testing", "eval", "evaluation"}}};
   return kWords;
 }
+/// metadata.json stands beside the results of `prl synthesize` and `prl eval`.
 constexpr std::string_view kIgnored[] = {"README.md",         "config.json",    "dataset_info.json", "dataset_infos.json",
-                                         "dataset_dict.json", "dummy_data.zip", "state.json"};
+                                         "dataset_dict.json", "dummy_data.zip", "state.json",        "metadata.json"};
 
 bool is_separator(char c) { return std::string_view("-._ 0123456789").find(c) != std::string_view::npos; }
 

@@ -211,6 +211,8 @@ ParquetChunk read_chunk(Reader& r, std::string_view name, std::size_t leaf, std:
   if (!has_meta) r.bad(fmt::format("column {} has no metadata", leaf));
   if (chunk.num_values < 0 || chunk.num_values > kMaxEntries)
     r.bad(fmt::format("column {} claims {} values, the limit is {} per row group", leaf, chunk.num_values, kMaxEntries));
+  // Arrow writes row groups without rows, whose columns name no page.
+  if (chunk.num_values == 0) return chunk;
   const std::int64_t begin = dictionary_page > 0 && dictionary_page < data_page ? dictionary_page : data_page;
   if (begin < 4 || num_bytes < 0 || static_cast<std::uint64_t>(begin) > data_end ||
       static_cast<std::uint64_t>(num_bytes) > data_end - static_cast<std::uint64_t>(begin))

@@ -98,6 +98,11 @@ TEST(Parquet, ReadsOnlyTheColumnsThatAreWanted) {
   EXPECT_EQ(rows_of(parquet_fixture("chat.parquet"), [](std::string_view) { return false; })[119], "{}");
 }
 
+TEST(Parquet, ARowGroupWithoutRowsHasNone) {
+  EXPECT_EQ(ParquetFile::open(parquet_fixture("no_rows.parquet"))->num_rows(), 0);
+  EXPECT_TRUE(rows_of(parquet_fixture("no_rows.parquet")).empty());
+}
+
 TEST(Parquet, NamesCodecsAndFilesItCannotRead) {
   const auto expect_error = [](const std::function<void()>& body, ErrorCode code, const std::string& part) {
     try {

@@ -15,6 +15,7 @@
 #include "net/detail/body_reader.hpp"
 #include "net/detail/completion.hpp"
 #include "net/errors.hpp"
+#include "net/route_table.hpp"
 
 namespace prl::net::detail {
 namespace {
@@ -176,13 +177,13 @@ std::optional<HttpResponse> HttpSession::decide(const HttpRequest& request, Http
       return error_response(std::current_exception());
     }
   }
-  const auto by_path = shared_->routes.find(request.path);
-  if (by_path == shared_->routes.end()) return error_response(404, fmt::format("no route {} {}", request.method, request.path));
-  auto by_method = by_path->second.find(request.method);
-  if (by_method == by_path->second.end() && request.method == "HEAD") by_method = by_path->second.find("GET");
-  if (by_method == by_path->second.end()) {
+  const auto* const methods = find_route(shared_->routes, request.path);
+  if (methods == nullptr) return error_response(404, fmt::format("no route {} {}", request.method, request.path));
+  auto by_method = methods->find(request.method);
+  if (by_method == methods->end() && request.method == "HEAD") by_method = methods->find("GET");
+  if (by_method == methods->end()) {
     std::string allowed;
-    for (const auto& [name, unused] : by_path->second) allowed += (allowed.empty() ? "" : ", ") + name;
+    for (const auto& [name, unused] : *methods) allowed += (allowed.empty() ? "" : ", ") + name;
     HttpResponse response = error_response(405, fmt::format("{} does not accept {}; it accepts {}", request.path, request.method, allowed));
     response.headers.add("Allow", allowed);
     return response;

@@ -1,5 +1,6 @@
 #include "trainer/sft/conversation.hpp"
 
+#include <fmt/format.h>
 #include <boost/json.hpp>
 
 #include "base/error.hpp"
@@ -152,7 +153,8 @@ Conversation parse_conversation(std::string_view json_line) {
     const json::value *prompt = non_null(row, "prompt"), *completion = non_null(row, "completion");
     if (prompt == nullptr || completion == nullptr) {
       std::string keys;
-      for (const auto& member : row) keys += (keys.empty() ? "" : ", ") + std::string(member.key());
+      for (const auto& member : row)
+        keys += fmt::format("{}{}{}", keys.empty() ? "" : ", ", std::string_view(member.key()), member.value().is_null() ? " (null)" : "");
       fail(ErrorCode::kInvalidArgument, "the row has the keys [{}]: wanted 'messages', or 'prompt' and 'completion'", keys);
     }
     append_messages(messages, *prompt, "prompt", "user");

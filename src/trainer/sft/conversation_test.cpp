@@ -114,6 +114,7 @@ TEST(Conversation, ErrorsNameTheKey) {
   EXPECT_THAT(reason("not json"), HasSubstr("no JSON"));
   EXPECT_THAT(reason("[1]"), HasSubstr("wanted an object"));
   EXPECT_THAT(reason(R"({"prompt": "a", "text": "b"})"), ::testing::AllOf(HasSubstr("[prompt, text]"), HasSubstr("'completion'")));
+  EXPECT_THAT(reason(R"({"prompt": "a", "completion": null})"), HasSubstr("[prompt, completion (null)]"));
   EXPECT_THAT(reason(R"({"prompt": 3, "completion": "b"})"), HasSubstr("'prompt'"));
   EXPECT_THAT(reason(R"({"prompt": 99999999999999999999, "completion": "b"})"), HasSubstr("'prompt'"));
   EXPECT_THAT(reason(R"({"messages": []})"), HasSubstr("no messages"));
