@@ -20,9 +20,9 @@ namespace {
 /// Of few tokens, so that guesses come true by chance.
 constexpr std::int64_t kHeadVocab = 6;
 
-nn::ModelConfig model_with_head(const char* family) {
-  const bool has_linear = std::string_view(family).starts_with("qwen3_5");
-  nn::ModelConfig config = nn::make_model_config({.family = family,
+nn::ModelConfig model_with_head(const std::string& family) {
+  const bool has_linear = family.starts_with("qwen3_5");
+  nn::ModelConfig config = nn::make_model_config({.family = family.substr(0, family.find("_latents")),
                                                   .vocab_size = kHeadVocab,
                                                   .hidden_size = 64,
                                                   .intermediate_size = 96,
@@ -34,6 +34,7 @@ nn::ModelConfig model_with_head(const char* family) {
                                                   .num_experts = 4,
                                                   .expert_size = 32});
   config.mtp = nn::MtpConfig{};
+  config.attends_to_latents = family.ends_with("_latents");
   return config;
 }
 

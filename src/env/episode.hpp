@@ -59,6 +59,8 @@ struct Episode {
   boost::json::array completion;  ///< everything after the prompt: replies, tool results, environment messages
   std::string answer;
   boost::json::object info;
+  /// Of the largest rewards, whose differences' squares single precision still holds.
+  static constexpr double kMaxReward = 1e18;
   double reward = 0;
   std::map<std::string, double> metrics;  ///< every reward function's score and every metric, by name
   std::string stop_condition;             ///< "max_turns_reached", "prompt_too_long", "no_tools_called", "has_error", ...

@@ -25,7 +25,7 @@ void Rubric::score(const Task& task, Episode& episode) const {
     } catch (const std::exception& e) {
       log::warning("{}: reward function {} failed on example {}: {}; counted 0", task.env_name, entry.name, task.example_id, e.what());
     }
-    if (!std::isfinite(value)) {
+    if (!(std::abs(value) <= Episode::kMaxReward)) {  // or no number
       log::warning("{}: reward function {} gave {} on example {}; counted 0", task.env_name, entry.name, value, task.example_id);
       value = 0;
     }

@@ -450,6 +450,9 @@ def test_workers_elsewhere():
                              "--env.path", folder / "mine",
                              env={**token, "TMPDIR": str(folder / "tmp")}, log=folder / "server.log") as server:
             harness.wait_until(lambda: (folder / "server.log").read_text().count("listening on") == 2, 60, "two workers that listen")
+            said = "".join(harness.prl("env-server", "--env.id", "words", "--env.kind", "fake", "--address", f"127.0.0.1:{port}",
+                                       env=token, expect=None))
+            check(f"cannot listen on 127.0.0.1:{port}" in said, said[-1000:])
             harness.prl("eval", "--model.name", model, "--env.id", "words", "--env.kind", "fake", "--num-examples", 4,
                         "--env.address", f"127.0.0.1:{port}, 127.0.0.1:{port + 1}", "--sampling.max-completion-tokens", 4,
                         "--output-dir", folder / "out", env=token)

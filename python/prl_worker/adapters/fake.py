@@ -26,7 +26,7 @@ answer. Arguments (`env_args`):
 What: "hang", "block:<seconds>", "die" (exit status 3), "kill" (SIGKILL), "stdout:<bytes>", "stderr:<bytes>", "huge:<bytes>" (result),
 "huge_call:<bytes>", "garbage" (bytes that are no frame), "no_json", "oversize" (announces a frame of 4 GiB), "unknown_type",
 "double" (two results), "stray_call" (a model call of no run), "forgotten_call" (asks and does not wait), "many_calls:<n>", "raise", "raise_chain",
-"exit" (SystemExit), "ignore_cancel", "slow_cancel:<seconds>", "nan", "surrogate" (text that is no UTF-8), "memory:<MiB>", "files:<n>", "fork:<n>"
+"exit" (SystemExit), "ignore_cancel", "slow_cancel:<seconds>", "nan", "reward:<number>", "surrogate" (text that is no UTF-8), "memory:<MiB>", "files:<n>", "fork:<n>"
 (children that sleep), "thread:<n>", "cpu:<seconds>" (in a thread), "self_cancel", "log:<n>" (records).
 """
 
@@ -185,6 +185,8 @@ class FakeEnvironment(Environment):
         kind, _, amount = what.partition(":")
         if kind == "nan":
             raise WorkerError("task", "reward function similarity gave nan", retryable=False)
+        if kind == "reward":
+            samples[0]["reward"] = float(amount)
         if kind == "huge":
             samples[0]["info"] = {"padding": "x" * int(amount)}
         if kind == "surrogate":
@@ -309,7 +311,7 @@ class FakeEnvironment(Environment):
 
     async def _misbehave(self, run: Run, what: str) -> None:
         kind, _, amount = what.partition(":")
-        if kind in ("nan", "huge", "surrogate", "double"):
+        if kind in ("nan", "reward", "huge", "surrogate", "double"):
             return  # seen in the result
         action = getattr(self, "_do_" + kind, None)
         if action is None:

@@ -95,6 +95,10 @@ void set_reward(Episode& episode, const json::object& sample) {
   const std::optional<double> reward = number_at(sample, "reward");
   if (!reward || !std::isfinite(*reward))
     set_error(episode, {"RewardError", "the environment gave no finite reward", false});
+  else if (std::abs(*reward) > Episode::kMaxReward)
+    set_error(episode,
+              {"RewardError",
+               fmt::format("the environment gave a reward of {}; {:g} is the limit, either way", *reward, Episode::kMaxReward), false});
   else
     episode.reward = *reward;
 }

@@ -246,13 +246,16 @@ TEST_F(PythonEnvironmentTest, AHangEndsAtItsDeadline) {
 
 TEST_F(PythonEnvironmentTest, WhatRolloutsDoWrongIsTheirError) {
   make({.args = R"({"misbehave": {"1": "raise", "2": "stdout:200000", "3": "huge:10000000", "4": "nan", "5": "exit", "6": "stray_call",
-                                 "7": "unknown_type", "8": "double", "9": "surrogate", "10": "many_calls:20", "11": "log:300"}})"});
-  const std::vector<Episode> episodes = play(12);
+                                 "7": "unknown_type", "8": "double", "9": "surrogate", "10": "many_calls:20", "11": "log:300",
+                                 "12": "reward:1e300"}})"});
+  const std::vector<Episode> episodes = play(13);
   for (const std::size_t good : {0u, 2u, 3u, 6u, 7u, 8u, 11u})
     EXPECT_FALSE(episodes[good].error) << good << ": " << episodes[good].error->message;
   ASSERT_TRUE(episodes[1].error);
   EXPECT_THAT(episodes[1].error->message, HasSubstr("told to"));
   ASSERT_TRUE(episodes[4].error);
+  ASSERT_TRUE(episodes[12].error);
+  EXPECT_THAT(episodes[12].error->message, HasSubstr("a reward of 1e+300; 1e+18 is the limit"));
   EXPECT_THAT(log_text(), HasSubstr("straight to descriptor 1"));
   EXPECT_EQ(environment_->stats().num_deaths, 0);
 }

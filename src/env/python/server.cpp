@@ -19,6 +19,7 @@
 #include "env/python/private_folder.hpp"
 #include "env/python/setup.hpp"
 #include "env/python/worker_log.hpp"
+#include "net/port_owner.hpp"
 
 namespace prl::env::python {
 namespace {
@@ -80,6 +81,11 @@ class Listener {
   Clock::time_point due_;
 };
 
+/// "::1" of "[::1]".
+std::string without_brackets(const std::string& host) {
+  return host.starts_with('[') && host.ends_with(']') ? host.substr(1, host.size() - 2) : host;
+}
+
 /// Runs say nothing about folders to workers elsewhere: modules are looked for in those of the server.
 void add_paths(const boost::json::object& load, std::vector<std::string>& variables) {
   constexpr std::string_view kName = "PYTHONPATH=";
@@ -111,6 +117,8 @@ void serve(const ServerOptions& options, std::stop_token stop) {
     log::warning("PRL_ENV_TOKEN is not set: every user of this machine can run the environment at {}", options.address);
     settings.pass_env.pop_back();
   }
+  // A worker would say it in its own log alone, again and again.
+  for (int i = 0; i < options.num_workers; ++i) net::require_free_port(without_brackets(options.address.substr(0, colon)), port + i);
   const PythonOptions plan = plan_environment(options.id, short_name(options.id), {}, settings);
   WorkerLog log(plan.pool.log_file);
   // Python looks for modules in the folder that a worker starts in, so it is none in which others may write.

@@ -105,8 +105,12 @@ __global__ void __launch_bounds__(kHeadThreads) head_product_kernel(const __grid
     if (s < steps && !is_key) copy_inputs(s);
     copies_commit();
   }
-  if (a.rotary.positions != nullptr && blockIdx.x == 0)
-    for (int t = t0 + warp; t < min(a.num_tokens, t0 + kHeadTile); t += kHeadThreads / 32) rotate_latent_head(a.rotary, t, h, lane, 32);
+  if (a.rotary.positions != nullptr) {  // blocks of a head share its tokens: one after another they take longer than the product
+    constexpr int kWarps = kHeadThreads / 32;
+    for (int t = t0 + static_cast<int>(blockIdx.x) * kWarps + warp; t < min(a.num_tokens, t0 + kHeadTile);
+         t += static_cast<int>(gridDim.x) * kWarps)
+      rotate_latent_head(a.rotary, t, h, lane, 32);
+  }
   if (is_key) return;
   float out[kN / 2] = {};
   for (int s = 0; s < steps; ++s) {
