@@ -26,7 +26,8 @@ void Rubric::score(const Task& task, Episode& episode) const {
       log::warning("{}: reward function {} failed on example {}: {}; counted 0", task.env_name, entry.name, task.example_id, e.what());
     }
     if (!(std::abs(value) <= Episode::kMaxReward)) {  // or no number
-      log::warning("{}: reward function {} gave {} on example {}; counted 0", task.env_name, entry.name, value, task.example_id);
+      log::warning("{}: reward function {} gave {} on example {}, wanted a number within {:g} either way; counted 0", task.env_name,
+                   entry.name, value, task.example_id, Episode::kMaxReward);
       value = 0;
     }
     episode.metrics[entry.name] = value;

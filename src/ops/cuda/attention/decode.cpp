@@ -17,9 +17,10 @@ std::size_t carve(DecodePlan& plan, void* memory, std::int64_t num_sequences, st
   plan.merges = carver.take<MergeUnit>(num_sequences);
   return carver.used();
 }
-int tile_of(AttentionFamily family, DType dtype, std::int64_t head_dim) {
-  const bool is_plain = dtype == DType::kF32 || family == AttentionFamily::kPlain || !is_head_dim(head_dim);  // or keys that hold values
-  return is_plain ? kPlainTile : hopper::forward_tile(static_cast<int>(head_dim));
+/// Keys per tile of the kernels that compute `a`: of latents as many in each family, whatever their size.
+int tile_of(AttentionFamily family, const DecodeAttention& a) {
+  const bool is_plain = a.q_THD.dtype == DType::kF32 || family == AttentionFamily::kPlain || a.layer.v.data == nullptr;
+  return is_plain ? kPlainTile : hopper::forward_tile(static_cast<int>(a.q_THD.shape[2]));
 }
 
 template <typename T>
@@ -47,8 +48,7 @@ std::size_t decode_plan_bytes(std::int32_t num_sequences, std::int64_t max_conte
 void plan_decode(OpContext& ctx, AttentionFamily family, void* memory, const DecodeAttention& a) {
   DecodePlan plan{};
   carve(plan, memory, a.num_sequences, max_chunks(a));
-  launch_decode_plan(plan, a.context_len, a.num_sequences, a.max_blocks, tile_of(family, a.q_THD.dtype, a.q_THD.shape[2]),
-                     window_of(a.window), stream_of(ctx));
+  launch_decode_plan(plan, a.context_len, a.num_sequences, a.max_blocks, tile_of(family, a), window_of(a.window), stream_of(ctx));
 }
 
 namespace {

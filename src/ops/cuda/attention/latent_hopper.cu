@@ -263,7 +263,7 @@ __global__ void __launch_bounds__(F::kThreads, 1) latent_hopper_kernel(const __g
 
 template <typename F>
 void launch_latent_shape(const ForwardParams& p, int num_blocks, cudaStream_t stream) {
-  static_assert(F::kSharedBytes <= 227 * 1024 && F::kWeightsAt % 1024 == 0);
+  static_assert(F::kSharedBytes <= 227 * 1024 && F::kWeightsAt % 1024 == 0 && F::kTile == kPlainTile);
   PRL_CUDA_CHECK(cudaFuncSetAttribute(latent_hopper_kernel<F>, cudaFuncAttributeMaxDynamicSharedMemorySize, F::kSharedBytes));
   launch_chained(stream, latent_hopper_kernel<F>, dim3(static_cast<unsigned>(num_blocks)), dim3(F::kThreads), F::kSharedBytes, p);
 }
