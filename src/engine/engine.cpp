@@ -14,6 +14,7 @@
 #include "engine/paged_runner.hpp"
 #include "engine/resolve_request.hpp"
 #include "engine/sharded_runner.hpp"
+#include "nn/shards.hpp"
 
 namespace prl::engine {
 namespace {

@@ -164,6 +164,15 @@ TEST_P(ImagesTest, MixedBatchesAndPreemptionChangeNothing) {
   EXPECT_GT(engine_->stats().num_preemptions, 0);
 }
 
+TEST_P(ImagesTest, DevicesThatShareLayersGiveTheBitsOfOne) {
+  ops::OpSession second(make_cpu_runtime(), 1);
+  ops::OpContext* const devices[] = {&session_.context(), &second.context()};
+  const nn::WeightsPtr parts = nn::load_shared_weights(devices, config_, folder_, GetParam(), PolicyVersion{1}, nullptr);
+  engine_ = std::make_unique<Engine>(session_.context().runtime, options(), parts);
+  const auto request = request_with({noise_picture(40, 24, 1), noise_picture(16, 64, 2)}, 9, 5);
+  expect_exact(request, submit(request)->wait().output, "two devices");
+}
+
 /// A trainer's weights have no tower: the one that is there stays.
 TEST_P(ImagesTest, UpdatesWithoutATowerKeepIt) {
   make(options());

@@ -4,6 +4,7 @@
 
 #include "nn/activations.hpp"
 #include "nn/decoder.hpp"
+#include "nn/shards.hpp"
 
 namespace prl::engine {
 
@@ -51,7 +52,7 @@ EngineBytes engine_bytes(const EngineSizes& sizes, const nn::ModelConfig& model,
   const std::int64_t logits =
       most_drawn_rows(sizes.max_num_seqs, sizes.num_draft_tokens) * model.vocab_size * static_cast<std::int64_t>(sizeof(float));
   const auto states = static_cast<std::size_t>(num_state_slots(sizes.max_num_seqs, sizes.num_draft_tokens) + sizes.num_state_snapshots) *
-                      nn::KvCache::bytes_per_state(model, compute, DeviceKind::kCuda);
+                      nn::KvCache::bytes_per_state(nn::config_of_shard(model, sizes.num_devices), compute, DeviceKind::kCuda);
   return {static_cast<std::size_t>(tokens * per_token + logits) + states + nn::rounded_input_bytes(model, tokens),
           nn::KvCache::bytes_per_block(model, compute, sizes.block_size), (sizes.max_model_len + sizes.block_size - 1) / sizes.block_size};
 }

@@ -16,6 +16,7 @@ struct EngineSizes {
   std::int64_t max_num_batched_tokens = 2048;
   std::int64_t num_state_snapshots = 0;
   std::int64_t num_draft_tokens = 0;
+  int num_devices = 1;  ///< that share the layers
 };
 
 /// Tokens that one step draws at most. With drafts a sequence may draw several, but a batch that is large without them has none: its

@@ -8,6 +8,7 @@
 #include "base/spans.hpp"
 #include "engine/memory.hpp"
 #include "nn/mtp_head.hpp"
+#include "nn/shards.hpp"
 
 namespace prl::engine {
 namespace {

@@ -24,7 +24,8 @@ std::size_t ShardedRunner::gathered_bytes(const EngineOptions& options, const nn
   // Recorded steps are filled up.
   const auto num_rows = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(options.max_num_seqs)));
   const std::int64_t tokens = std::max({options.max_num_batched_tokens, num_rows, kProbeTokens});
-  const std::int64_t width = std::max({config.num_heads * config.head_dim, config.hidden_size, config.intermediate_size,
+  const std::int64_t of_heads = config.num_heads * (config.latent ? config.latent->value_dim : config.head_dim);
+  const std::int64_t width = std::max({of_heads, config.linear.value_width(), config.hidden_size, config.intermediate_size,
                                        config.num_active_experts * config.expert_size, config.shared_expert_size});
   return static_cast<std::size_t>(tokens * width) * size_of(compute);
 }

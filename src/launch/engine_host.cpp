@@ -13,6 +13,7 @@
 #include "nn/mtp_head.hpp"
 #include "nn/peft.hpp"
 #include "nn/same_model.hpp"
+#include "nn/shards.hpp"
 #include "nn/tensor_table.hpp"
 
 namespace prl::launch {

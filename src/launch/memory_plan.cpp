@@ -18,6 +18,7 @@
 #include "nn/decoder.hpp"
 #include "nn/feature_cache.hpp"
 #include "nn/mtp_head.hpp"
+#include "nn/shards.hpp"
 #include "nn/vision_tower.hpp"
 #include "nn/weights.hpp"
 #include "ops/delta_rule.hpp"
@@ -292,7 +293,8 @@ engine::EngineBytes engine_bytes(const config::InferenceConfig& inference, const
                             .max_num_batched_tokens = inference.max_num_batched_tokens,
                             .num_state_snapshots = engine::default_state_snapshots(
                                 model, inference.max_num_seqs, inference.enable_prefix_caching && inference.enable_chunked_prefill),
-                            .num_draft_tokens = inference.speculative.num_tokens},
+                            .num_draft_tokens = inference.speculative.num_tokens,
+                            .num_devices = inference.parallel.tp},
                            model, compute);
   bytes.passes += 2 * kRoleBytes;
   bytes.block = nn::KvCache::bytes_per_block(nn::config_of_shard(model, inference.parallel.tp), compute, block);

@@ -11,7 +11,8 @@ namespace {
 
 std::size_t index_of(Block matrix) { return static_cast<std::size_t>(std::ranges::find(kAdaptedBlocks, matrix) - kAdaptedBlocks.begin()); }
 
-/// The tensor of the model that an adapter's tensors adapt.
+}  // namespace
+
 const TensorSpec& adapted_tensor(const TensorTable& model, Block matrix, std::int64_t layer, std::int64_t expert, Slot slot) {
   const std::size_t block = model.find(matrix, layer, expert);
   PRL_CHECK(block != TensorTable::kNone, "an adapter of a block that the model lacks");
@@ -19,8 +20,6 @@ const TensorSpec& adapted_tensor(const TensorTable& model, Block matrix, std::in
     if (spec.slot == slot) return spec;
   fail(ErrorCode::kInternal, "an adapter of a tensor that the block lacks");
 }
-
-}  // namespace
 
 const ops::LoraWeight* Adapter::find(Block matrix, std::int64_t layer, std::int64_t expert) const noexcept {
   const std::size_t i = index_of(matrix);
@@ -84,13 +83,14 @@ AdapterPtr make_adapter(const AdapterConfig& config, const ModelConfig& model, T
   adapter->table = table;
   adapter->dtype = dtype;
   adapter->shard = shard;
+  if (shard.size > 1) adapter->part_of_model = of_model;
   adapter->layers.resize(static_cast<std::size_t>(model.num_layers));
   const auto fill = [&](Adapter::Blocks& blocks, std::int64_t layer, std::int64_t expert) {
     for (const Block block : kAdaptedBlocks) {
       const std::size_t a = table->find(*lora_a_of(block), layer, expert);
       if (a == TensorTable::kNone) continue;
       ops::LoraWeight& weight = blocks[index_of(block)];
-      weight.a = matrix({table->blocks()[a], 0, table->blocks()[a].shape[0]});
+      weight.a = matrix({table->blocks()[a], {{.first = 0, .count = table->blocks()[a].shape[0]}}});
       for (const TensorSpec& of_a : table->tensors_of(table->blocks()[a])) {
         const std::size_t b = table->find(*lora_b_of(of_a.slot), layer, expert);
         PRL_CHECK(b != TensorTable::kNone, "{} has no B", of_a.name);
@@ -100,7 +100,7 @@ AdapterPtr make_adapter(const AdapterConfig& config, const ModelConfig& model, T
                                 .first_rank = of_a.first_row,
                                 .rank = of_a.shape[0],
                                 .scale = of_a.lora_scale,
-                                .b = matrix({table->blocks()[b], adapted.first_stored_row, adapted.shape[0]})});
+                                .b = matrix({table->blocks()[b], adapted.held_rows()})});
       }
     }
   };

@@ -73,8 +73,9 @@ struct Adapter : std::enable_shared_from_this<Adapter> {
     std::vector<Blocks> experts;  ///< of each expert; empty if none has any
   };
   std::vector<Layer> layers;
-  Shard shard = {};                ///< of B it has the rows that adapt the outputs of that part of the model; A is whole
-  std::vector<AdapterPtr> others;  ///< the parts of the other devices, from rank 1 on; empty in these, and where one device has all
+  Shard shard = {};                        ///< of B it has the rows that adapt the outputs of that part of the model; A is whole
+  TensorTablePtr part_of_model = nullptr;  ///< the table of that part; nullptr: one device has all
+  std::vector<AdapterPtr> others;          ///< the parts of the other devices, from rank 1 on; empty in these, and where one device has all
 
   /// What the device of that rank computes with.
   const Adapter* part(int rank) const { return rank == 0 ? this : others.at(static_cast<std::size_t>(rank) - 1).get(); }
@@ -88,10 +89,13 @@ struct Adapter : std::enable_shared_from_this<Adapter> {
 /// Bytes of an adapter of `rank` of every matrix that takes one, or of a device's part of it: the most that one of that rank has.
 std::size_t most_adapter_bytes(const ModelConfig& model, std::int64_t rank, DType dtype, Shard shard = {});
 
-/// Rows [first, first + count) of a block.
+/// The tensor of a model, or of a device's part of it, that the adapter of a block and slot adapts.
+const TensorSpec& adapted_tensor(const TensorTable& model, Block matrix, std::int64_t layer, std::int64_t expert, Slot slot);
+
+/// Rows of a block, one run below the other.
 struct BlockRows {
   const BlockSpec& block;
-  std::int64_t first = 0, count = 0;
+  std::vector<RowRun> runs;
 };
 /// Fills an adapter of `table`: `matrix` gives the packed matrix of rows of an adapter's block, which are all of them unless devices share
 /// the layers.

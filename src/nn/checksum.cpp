@@ -13,8 +13,25 @@ namespace {
 struct HashList {
   std::vector<std::string> names;
   std::vector<ops::HashedRows> items;
-  std::vector<bool> is_part;  ///< of adapters: whether the device has a part of the tensor's rows
+  std::vector<std::size_t> tensor_of;  ///< the name of each item: hashes of a tensor's rows add up
+  std::vector<bool> is_part;           ///< of adapters: whether the device has a part of the tensor's rows
+  /// Of the last name.
+  void add(const ops::HashedRows& item) {
+    items.push_back(item);
+    tensor_of.push_back(names.size() - 1);
+  }
 };
+
+/// A vector's elements `run` as rows of the matrix that files have in its place. Those of a device's part are whole rows, or one that is as
+/// long as all rows' parts.
+void as_rows_of_files(ops::HashedRows& item, const TensorSpec& spec, const RowRun& run) {
+  const std::int64_t size = spec.num_taps > 0 ? spec.num_taps : spec.held.empty() ? spec.shape[0] / spec.num_stored_rows : run.count;
+  item.plain = item.plain.reshaped({item.plain.shape.num_elements() / size, size});
+  item.first_row /= size;
+  item.num_rows = run.count / size;
+  item.num_cols = size;
+  item.first_number = run.first / size;
+}
 
 /// Whether the block is of an expert that another rank has.
 bool is_elsewhere(const Weights& weights, std::size_t block) {
@@ -32,16 +49,20 @@ HashList blocks_of(const Weights& weights, std::size_t begin, std::size_t end) {
     const Weights::PackedBlock& block = weights.blocks[b];
     if (is_elsewhere(weights, b)) continue;
     for (const TensorSpec& spec : table.tensors_of(table.blocks()[b])) {
-      const std::int64_t num_cols = spec.is_matrix() ? spec.shape[1] : 1;
       list.names.push_back(spec.name);
-      if (const std::int64_t num_rows = spec.is_matrix_in_files() ? spec.stored_shape()[0] : 0; num_rows > 0) {
+      std::int64_t first_row = spec.first_row;
+      for (const RowRun& run : spec.held_rows()) {
+        ops::HashedRows item{.packed = block.plain.defined() ? nullptr : block.packed.get(),
+                             .plain = block.plain.defined() ? block.plain.view() : ConstTensorView{},
+                             .first_row = first_row,
+                             .num_rows = run.count,
+                             .num_cols = spec.row_size(),
+                             .first_number = run.first};
+        first_row += run.count;
+        if (run.is_copy) continue;
         // As files have it, from which adapters know their base.
-        const Shape rows{num_rows, spec.shape[0] / num_rows};
-        list.items.push_back({nullptr, block.plain.view().reshaped(rows), 0, num_rows, rows[1]});
-      } else if (block.plain.defined()) {
-        list.items.push_back({nullptr, block.plain.view(), spec.first_row, spec.shape[0], num_cols, spec.first_stored_row});
-      } else {
-        list.items.push_back({block.packed.get(), {}, spec.first_row, spec.shape[0], num_cols, spec.first_stored_row});
+        if (spec.is_matrix_in_files()) as_rows_of_files(item, spec, run);
+        list.add(item);
       }
     }
   }
@@ -63,13 +84,19 @@ HashList blocks_of(const Adapter& adapter) {
       for (std::size_t p = 0; p < weight->parts.size(); ++p) {
         const ops::LoraPart& part = weight->parts[p];
         list.names.push_back(as[p].name);
-        list.items.push_back({weight->a.get(), {}, part.first_rank, part.rank, weight->a->num_inputs()});
+        list.add({weight->a.get(), {}, part.first_rank, part.rank, weight->a->num_inputs()});
         list.is_part.push_back(false);
         list.names.push_back(module_of(module_of(as[p].name)) + ".lora_B.weight");
+        const std::vector<RowRun> whole{{.first = 0, .count = part.num_outputs}};
+        std::int64_t first_row = 0;
+        const std::vector<RowRun> runs =
+            adapter.part_of_model != nullptr ? adapted_tensor(*adapter.part_of_model, block, layer, expert, as[p].slot).held_rows() : whole;
+        for (const RowRun& run : runs) {
+          if (!run.is_copy) list.add({part.b.get(), {}, first_row, run.count, part.rank, run.first});
+          first_row += run.count;
+        }
         const BlockSpec& of_b = adapter.table->blocks()[adapter.table->find(*lora_b_of(as[p].slot), layer, expert)];
-        const bool is_part = part.num_outputs != of_b.shape[0];
-        list.items.push_back({part.b.get(), {}, 0, part.num_outputs, part.rank, is_part ? adapter.shard.rank * part.num_outputs : 0});
-        list.is_part.push_back(is_part);
+        list.is_part.push_back(part.num_outputs != of_b.shape[0]);
       }
     }
   }
@@ -79,7 +106,9 @@ HashList blocks_of(const Adapter& adapter) {
 void add_hashes(ops::OpContext& ctx, WeightsChecksum& out, const HashList& list, DType dtype) {
   std::vector<std::uint64_t> hashes(list.items.size());
   ops::hash_rows(ctx, hashes, list.items, dtype);
-  for (std::size_t i = 0; i < hashes.size(); ++i) out.tensors.emplace_back(list.names[i], hashes[i]);
+  const std::size_t first = out.tensors.size();
+  for (const std::string& name : list.names) out.tensors.emplace_back(name, 0);
+  for (std::size_t i = 0; i < hashes.size(); ++i) out.tensors[first + list.tensor_of[i]].second += hashes[i];
 }
 
 /// All tensors, in the order of the table, of those that each rank has: everyone has those of no expert.

@@ -6,6 +6,7 @@
 
 #include "base/log.hpp"
 #include "nn/layers.hpp"
+#include "nn/shards.hpp"
 
 namespace prl::nn {
 namespace {

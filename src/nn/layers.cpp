@@ -7,6 +7,7 @@
 #include "base/rng.hpp"
 #include "nn/decoder.hpp"
 #include "nn/exact_parts.hpp"
+#include "nn/shards.hpp"
 
 namespace prl::nn {
 namespace {
@@ -146,7 +147,7 @@ AttentionParameter attention_of(const BoundModel& model, std::int64_t i, const N
   const ModelConfig& c = model.weights.config;
   const std::int64_t num_shards = model.weights.shard.size;
   return {.num_heads = c.num_heads / num_shards,
-          .num_kv_heads = c.num_kv_heads / num_shards,
+          .num_kv_heads = num_kv_heads_of_shard(c, model.weights.shard.size),
           .head_dim = c.head_dim,
           .q_norm = q_norm,
           .k_norm = k_norm,
@@ -158,6 +159,21 @@ AttentionParameter attention_of(const BoundModel& model, std::int64_t i, const N
           .gates_are_apart = c.gates_are_apart};
 }
 
+/// Projections whose queries and keys have norms over all heads at once. A device that has some of the heads norms whole rows.
+Var norm_projections(Frame& frame, const BoundModel& model, std::int64_t i, const Var& qkv) {
+  const NormParameter norms[] = {model.norm(Block::kQNorm, i), model.norm(Block::kKNorm, i)};
+  if (model.shared.group == nullptr) return autograd::norm_projections(frame, qkv, norms[0], norms[1]);
+  std::int64_t first = 0;
+  for (const NormParameter& norm : norms) {
+    const std::int64_t width = norm.weight.shape.num_elements() / model.weights.shard.size;
+    const TensorView own = qkv.value.columns(first, width), all = model.whole(frame, {own}).value;
+    ops::rms_norm(frame.ctx, all, all, norm.weight, norm.eps);
+    ops::cast(frame.ctx, own, all.columns(model.weights.shard.rank * width, width));
+    first += width;
+  }
+  return qkv;
+}
+
 /// A layer whose norms are of what attention and MLP give, and no others: x + norm(attention(x)), and the same of the MLP. `q_norm` and
 /// `k_norm` are over all heads at once.
 Stream output_normed_layer(Frame& frame, PartFrames& part, const BoundModel& model, std::int64_t i, const Stream& in,
@@ -166,14 +182,13 @@ Stream output_normed_layer(Frame& frame, PartFrames& part, const BoundModel& mod
   const auto weight = [&](Block block) -> const ops::LinearWeight& { return model.weights.matrix(block, i); };
   Var x = in.residual_TH;
   if (in.delta_TH.is_defined()) x = autograd::add(frame, x, in.delta_TH, memory.residual_TH, /*is_block_output=*/false);
-  const Var qkv = autograd::norm_projections(part.heads, project(part.attn_proj, x, linear(Block::kQkv, weight(Block::kO)), Gate::kNone),
-                                             model.norm(Block::kQNorm, i), model.norm(Block::kKNorm, i));
-  const Var heads = autograd::self_attention(part.heads, qkv, attention_of(model, i, {}, {}), index);
-  const Var attended = autograd::linear(frame, heads, linear(Block::kO, weight(Block::kGateUp)));
+  const Var qkv = norm_projections(part.heads, model, i, project(part.attn_proj, x, linear(Block::kQkv, weight(Block::kO)), Gate::kNone));
+  const Var heads = model.whole(frame, autograd::self_attention(part.heads, qkv, attention_of(model, i, {}, {}), index));
+  const Var attended = model.whole(frame, autograd::linear(frame, heads, linear(Block::kO, weight(Block::kGateUp))));
   const Var normed = autograd::rms_norm(frame, attended, model.norm(Block::kAttentionOutNorm, i), memory.delta_TH);
   x = autograd::add(frame, x, normed, memory.residual_TH, /*is_block_output=*/false);
-  const Var hidden = project(part.mlp, x, linear(Block::kGateUp, weight(Block::kDown)), gate_of(model));
-  const Var out = autograd::linear(frame, hidden, linear(Block::kDown, after_layer(model.weights, i)));
+  const Var hidden = model.whole(frame, project(part.mlp, x, linear(Block::kGateUp, weight(Block::kDown)), gate_of(model)));
+  const Var out = model.whole(frame, autograd::linear(frame, hidden, linear(Block::kDown, after_layer(model.weights, i))));
   return {x, autograd::rms_norm(frame, out, model.norm(Block::kMlpOutNorm, i), memory.delta_TH)};
 }
 
@@ -331,9 +346,10 @@ namespace {
 /// What a layer of linear attention gives for its projections, before the product that ends it.
 Var linear_attention_of(Frame& frame, const BoundModel& model, std::int64_t i, const Var& projected, const AttentionIndex& index) {
   const LinearAttention& c = model.weights.config.linear;
+  const std::int64_t num_shards = model.weights.shard.size;
   return autograd::linear_attention(frame, projected,
-                                    {.num_key_heads = c.num_key_heads,
-                                     .num_value_heads = c.num_value_heads,
+                                    {.num_key_heads = c.num_key_heads / num_shards,
+                                     .num_value_heads = c.num_value_heads / num_shards,
                                      .key_dim = c.key_dim,
                                      .value_dim = c.value_dim,
                                      .num_taps = c.num_taps,
@@ -355,7 +371,7 @@ Var latent_attention_of(PartFrames& part, const BoundModel& model, std::int64_t 
   const ModelConfig& c = model.weights.config;
   // Whatever the model's other norms have (Liu et al. 2024, DeepSeek-V3).
   constexpr float kLatentEps = 1e-6f;
-  autograd::LatentParameter p{.heads = {.num_heads = c.num_heads,
+  autograd::LatentParameter p{.heads = {.num_heads = c.num_heads / model.weights.shard.size,
                                         .head_dim = c.head_dim,
                                         .plain_dim = c.latent->plain_dim,
                                         .rotary_dim = c.latent->rotary_dim,
@@ -382,9 +398,9 @@ Var latent_attention_of(PartFrames& part, const BoundModel& model, std::int64_t 
 Var attend(Frame& frame, const BoundModel& model, std::int64_t i, const Var& projected, const AttentionParameter& attention,
            const AttentionIndex& index) {
   const ModelConfig& c = model.weights.config;
-  if (c.is_linear(i)) return linear_attention_of(frame, model, i, projected, index);
-  if (c.gates_heads) return autograd::gated_attention(frame, projected, attention, index);
-  return model.whole(frame, autograd::self_attention(frame, projected, attention, index));
+  return model.whole(frame, c.is_linear(i)  ? linear_attention_of(frame, model, i, projected, index)
+                            : c.gates_heads ? autograd::gated_attention(frame, projected, attention, index)
+                                            : autograd::self_attention(frame, projected, attention, index));
 }
 
 /// A layer with norms of what attention and MLP take and of what they give: x + norm(attention(norm(x))), and the same of the MLP.
@@ -398,7 +414,8 @@ Stream doubly_normed_layer(Frame& frame, PartFrames& part, const BoundModel& mod
   const Projected qkv = project_normed(part.norm, part.attn_proj, in, model.norm(Block::kInputNorm, i),
                                        linear(Block::kQkv, weight(Block::kO)), Gate::kNone, /*sum_out=*/{});
   const Var heads = attend(part.heads, model, i, qkv.value, attention, index);
-  const Var attended = autograd::linear(frame, heads, linear(Block::kO, weight(is_sparse ? Block::kRouter : Block::kGateUp)));
+  const Var attended =
+      model.whole(frame, autograd::linear(frame, heads, linear(Block::kO, weight(is_sparse ? Block::kRouter : Block::kGateUp))));
   const Stream of_mlp{qkv.sum, autograd::rms_norm(frame, attended, model.norm(Block::kAttentionOutNorm, i), memory.delta_TH)};
 
   const auto give = [&](const Var& sum, const Var& out) -> Stream {
@@ -407,7 +424,8 @@ Stream doubly_normed_layer(Frame& frame, PartFrames& part, const BoundModel& mod
   if (!is_sparse) {
     const Projected hidden = project_normed(part.norm, part.mlp, of_mlp, model.norm(Block::kPostNorm, i),
                                             linear(Block::kGateUp, weight(Block::kDown)), gate_of(model), memory.residual_TH);
-    return give(hidden.sum, autograd::linear(frame, hidden.value, linear(Block::kDown, after_layer(model.weights, i))));
+    const Var whole = model.whole(frame, hidden.value);
+    return give(hidden.sum, model.whole(frame, autograd::linear(frame, whole, linear(Block::kDown, after_layer(model.weights, i)))));
   }
   const Projected normed = norm_stream(part.norm, of_mlp, model.norm(Block::kPostNorm, i), memory.residual_TH);
   if (c.shared_expert_size == 0) return give(normed.sum, autograd::experts(part.mlp, normed.value, model.experts(i)));
@@ -443,7 +461,8 @@ Stream single_part_layer(Frame& frame, PartFrames& part, const BoundModel& model
     const Projected hidden =
         project_normed(part.norm, part.mlp, in, model.norm(Block::kPostNorm, i),
                        model.linear(Block::kGateUp, i, &model.weights.matrix(Block::kDown, i)), gate_of(model), memory.residual_TH);
-    return project_onto(frame, model, hidden.sum, hidden.value, model.linear(Block::kDown, i, after), memory, /*is_block_output=*/true);
+    return project_onto(frame, model, hidden.sum, model.whole(frame, hidden.value), model.linear(Block::kDown, i, after), memory,
+                        /*is_block_output=*/true);
   }
   const Projected normed = norm_stream(part.norm, in, model.norm(Block::kPostNorm, i), memory.residual_TH);
   const Var routed = routed_experts(frame, part, model, i, normed.value, memory);
@@ -478,9 +497,9 @@ Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, cons
   const Projected qkv =
       project_normed(part.norm, part.attn_proj, in, model.norm(Block::kInputNorm, i),
                      model.linear(Block::kQkv, i, weight(c.latent ? Block::kKvUp : Block::kO)), Gate::kNone, /*sum_out=*/{});
-  const Var projections = c.qk_norm_is_whole ? autograd::norm_projections(part.heads, qkv.value, q_norm, k_norm) : qkv.value;
+  const Var projections = c.qk_norm_is_whole ? norm_projections(part.heads, model, i, qkv.value) : qkv.value;
   const AttentionParameter attention = c.qk_norm_is_whole ? attention_of(model, i, {}, {}) : attention_of(model, i, q_norm, k_norm);
-  const Var heads = c.latent ? latent_attention_of(part, model, i, projections, index, memory)
+  const Var heads = c.latent ? model.whole(frame, latent_attention_of(part, model, i, projections, index, memory))
                              : attend(part.heads, model, i, projections, attention, index);
   const Stream attended =
       project_onto(frame, model, qkv.sum, heads, model.linear(Block::kO, i, weight(is_sparse ? Block::kRouter : Block::kGateUp)), memory,

@@ -335,8 +335,15 @@ AdapterPtr pack_adapter(ops::OpContext& ctx, const ModelConfig& config, const St
   const auto pack = [&](const BlockRows& rows) {
     const auto index = static_cast<std::size_t>(&rows.block - stored.table->blocks().data());
     const std::int64_t num_cols = rows.block.shape[1];
-    const Tensor values = Tensor::empty(ctx.runtime, {rows.count, num_cols}, DType::kF32);
-    ctx.runtime->copy_from_host(values.data(), stored.blocks[index].data() + rows.first * num_cols, values.num_bytes());
+    std::int64_t num_rows = 0;
+    for (const RowRun& run : rows.runs) num_rows += run.count;
+    const Tensor values = Tensor::empty(ctx.runtime, {num_rows, num_cols}, DType::kF32);
+    auto* to = values.as<float>();
+    for (const RowRun& run : rows.runs) {
+      const std::int64_t count = run.count * num_cols;
+      ctx.runtime->copy_from_host(to, stored.blocks[index].data() + run.first * num_cols, static_cast<std::size_t>(count) * sizeof(float));
+      to += count;
+    }
     return ops::pack_linear(ctx, values, {}, stored.compute, with_backward, ops::WeightUse::kAdapter);
   };
   return make_adapter(stored.config, config, stored.table, stored.compute, pack, shard);

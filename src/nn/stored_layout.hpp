@@ -21,10 +21,6 @@ namespace prl::nn {
 /// The name of the tensor that holds all experts' matrices of this one's kind; empty unless files have such.
 std::string stack_name(const TensorSpec& spec, ExpertNames names);
 
-/// Rows [first, first + count) of a tensor in memory.
-struct RowRun {
-  std::int64_t first = 0, count = 0;
-};
 /// The rows of a tensor of this slot in the order of files, which is that of the rows of an adapter's B, too; empty: as in memory.
 std::vector<RowRun> stored_rows(const ModelConfig& config, Slot slot);
 /// `source` of a matrix with its rows in that order; as it is where `runs` is empty.

@@ -7,6 +7,7 @@
 
 #include "base/error.hpp"
 #include "nn/exact_parts.hpp"
+#include "nn/shards.hpp"
 
 namespace prl::nn {
 namespace {
@@ -162,27 +163,27 @@ constexpr std::array kRowsOfTable{
     Row{S::kLinearA, B::kQkv, kInLayer, "linear_attn.in_proj_a.weight", "ssm_alpha.weight", shape::value_heads_by_hidden, when::linear_split, kShared},
     Row{S::kLinearQkvz, B::kQkv, kInLayer, "linear_attn.in_proj_qkvz.weight", "ssm_in.weight", shape::qkvz_by_hidden, when::linear_fused, kShared},
     Row{S::kLinearBa, B::kQkv, kInLayer, "linear_attn.in_proj_ba.weight", "ssm_beta_alpha.weight", shape::gates_by_hidden, when::linear_fused, kShared},
-    Row{S::kLinearConv, B::kLinearConv, kInLayer, "linear_attn.conv1d.weight", "ssm_conv1d.weight", shape::taps, when::linear, kReplicated},
-    Row{S::kDecayRate, B::kDecayRate, kInLayer, "linear_attn.A_log", "ssm_a", shape::value_heads, when::linear, kReplicated},
-    Row{S::kDecayBias, B::kDecayBias, kInLayer, "linear_attn.dt_bias", "ssm_dt.bias", shape::value_heads, when::linear, kReplicated},
-    Row{S::kLinearNorm, B::kLinearNorm, kInLayer, "linear_attn.norm.weight", "ssm_norm.weight", shape::value_norm, when::linear, kReplicated},
+    Row{S::kLinearConv, B::kLinearConv, kInLayer, "linear_attn.conv1d.weight", "ssm_conv1d.weight", shape::taps, when::linear, kShared},
+    Row{S::kDecayRate, B::kDecayRate, kInLayer, "linear_attn.A_log", "ssm_a", shape::value_heads, when::linear, kShared},
+    Row{S::kDecayBias, B::kDecayBias, kInLayer, "linear_attn.dt_bias", "ssm_dt.bias", shape::value_heads, when::linear, kShared},
+    Row{S::kLinearNorm, B::kLinearNorm, kInLayer, "linear_attn.norm.weight", "ssm_norm.weight", shape::value_norm, when::linear, kShared},
     Row{S::kLinearOut, B::kO, kInLayer, "linear_attn.out_proj.weight", "ssm_out.weight", shape::hidden_by_value, when::linear, kShared},
     Row{S::kSinks, B::kSinks, kInLayer, "self_attn.sinks", "attn_sinks.weight", shape::heads, when::sinks, kShared},
     Row{S::kRouterOffset, B::kRouterOffset, kInLayer, "mlp.router.bias", "ffn_gate_inp.bias", shape::experts, when::expert_bias, kReplicated},
     Row{S::kExpertPairs, B::kGateUp, kInExpert, "gate_up_proj.weight", "ffn_gate_up_exps.weight", shape::pairs_by_hidden, when::stacked, kShared},
     Row{S::kStackedDown, B::kDown, kInExpert, "down_proj.weight", "ffn_down_exps.weight", shape::hidden_by_expert, when::stacked, kShared},
-    Row{S::kExpertPairsBias, B::kGateUpBiases, kInLayer, "mlp.experts.gate_up_proj_bias", "ffn_gate_up_exps.bias", shape::pairs_of_experts, when::expert_bias, kReplicated},
-    Row{S::kStackedDownBias, B::kDownBiases, kInLayer, "mlp.experts.down_proj_bias", "ffn_down_exps.bias", shape::hidden_of_experts, when::expert_bias, kReplicated},
+    Row{S::kExpertPairsBias, B::kGateUpBiases, kInLayer, "mlp.experts.gate_up_proj_bias", "ffn_gate_up_exps.bias", shape::pairs_of_experts, when::expert_bias, kShared},
+    Row{S::kStackedDownBias, B::kDownBiases, kInLayer, "mlp.experts.down_proj_bias", "ffn_down_exps.bias", shape::hidden_of_experts, when::expert_bias, kShared},
     Row{S::kQueryDown, B::kQkv, kInLayer, "self_attn.q_a_proj.weight", "attn_q_a.weight", shape::query_rank_by_hidden, when::query_latent, kReplicated},
-    Row{S::kLatentQuery, B::kQkv, kInLayer, "self_attn.q_proj.weight", "attn_q.weight", shape::queries_by_hidden, when::no_query_latent, kReplicated},
+    Row{S::kLatentQuery, B::kQkv, kInLayer, "self_attn.q_proj.weight", "attn_q.weight", shape::queries_by_hidden, when::no_query_latent, kShared},
     Row{S::kKvDown, B::kQkv, kInLayer, "self_attn.kv_a_proj_with_mqa.weight", "attn_kv_a_mqa.weight", shape::kv_rank_by_hidden, when::latent, kReplicated},
     Row{S::kQueryLatentNorm, B::kQueryLatentNorm, kInLayer, "self_attn.q_a_layernorm.weight", "attn_q_a_norm.weight", shape::query_rank, when::query_latent, kReplicated},
-    Row{S::kQueryUp, B::kQueryUp, kInLayer, "self_attn.q_b_proj.weight", "attn_q_b.weight", shape::queries_by_rank, when::query_latent, kReplicated},
+    Row{S::kQueryUp, B::kQueryUp, kInLayer, "self_attn.q_b_proj.weight", "attn_q_b.weight", shape::queries_by_rank, when::query_latent, kShared},
     Row{S::kKvLatentNorm, B::kKvLatentNorm, kInLayer, "self_attn.kv_a_layernorm.weight", "attn_kv_a_norm.weight", shape::kv_rank, when::latent, kReplicated},
-    Row{S::kKvUp, B::kKvUp, kInLayer, "self_attn.kv_b_proj.weight", "attn_kv_b.weight", shape::kv_by_rank, when::latent, kReplicated},
-    Row{S::kStateIn, B::kQkv, kInLayer, "mixer.in_proj.weight", "ssm_in.weight", shape::projected_by_hidden, when::space, kReplicated},
-    Row{S::kConvBias, B::kConvBias, kInLayer, "mixer.conv1d.bias", "ssm_conv1d.bias", shape::channels, when::conv_bias, kReplicated},
-    Row{S::kSkip, B::kSkip, kInLayer, "mixer.D", "ssm_d", shape::value_heads, when::space, kReplicated},
+    Row{S::kKvUp, B::kKvUp, kInLayer, "self_attn.kv_b_proj.weight", "attn_kv_b.weight", shape::kv_by_rank, when::latent, kShared},
+    Row{S::kStateIn, B::kQkv, kInLayer, "mixer.in_proj.weight", "ssm_in.weight", shape::projected_by_hidden, when::space, kShared},
+    Row{S::kConvBias, B::kConvBias, kInLayer, "mixer.conv1d.bias", "ssm_conv1d.bias", shape::channels, when::conv_bias, kShared},
+    Row{S::kSkip, B::kSkip, kInLayer, "mixer.D", "ssm_d", shape::value_heads, when::space, kShared},
     Row{S::kExpertsIn, B::kExpertsIn, kInLayer, "mixer.fc1_latent_proj.weight", "ffn_latent_down.weight", shape::narrow_by_hidden, when::narrow_experts, kReplicated},
     Row{S::kExpertsOut, B::kExpertsOut, kInLayer, "mixer.fc2_latent_proj.weight", "ffn_latent_up.weight", shape::hidden_by_narrow, when::narrow_experts, kReplicated},
     Row{S::kMtpEmbeddingNorm, B::kMtpEmbeddingNorm, kBefore, "mtp.pre_fc_norm_embedding.weight", "nextn.enorm.weight", shape::hidden, when::mtp_head, kReplicated},
@@ -433,13 +434,14 @@ TensorTablePtr make_tensor_table(const ModelConfig& config, Shard shard) {
                       .num_parts = row.slot == Slot::kRouterBias ? kNumExactParts : 1,
                       .num_taps = row.slot == Slot::kLinearConv ? config.linear.num_taps : 0,
                       .num_stored_rows = stored_rows_of_vector(config, row.slot),
-                      .is_shared = row.is_shared,
+                      .is_shared = row.is_shared && !(row.slot == S::kLinearNorm && !config.linear.is_state_space),
                       .is_eight_bit = config.eight_bits != EightBits::kNone && is_layer_product(config, row.block),
                       .rounds_inputs = config.eight_bits == EightBits::kProducts && is_layer_product(config, row.block)};
-      if (row.is_shared) {
-        const std::int64_t rows = spec.shape[0] / shard.size;
-        spec.first_stored_row = shard.rank * rows;
-        spec.shape = with_rows(spec.shape, rows);
+      if (spec.is_shared && shard.size > 1) {
+        spec.held = held_rows(config, row.slot, spec.shape[0], shard);
+        std::int64_t num_rows = 0;
+        for (const RowRun& run : spec.held) num_rows += run.count;
+        spec.shape = with_rows(spec.shape, num_rows);
       }
       specs.push_back(std::move(spec));
     }
@@ -451,66 +453,6 @@ TensorTablePtr make_tensor_table(const ModelConfig& config, Shard shard) {
   }
   add(kAfter, -1);
   return std::make_shared<const TensorTable>(std::move(specs));
-}
-
-void check_shards(const ModelConfig& config, int size) {
-  if (size == 1) return;
-  if (config.clamped_swiglu)
-    fail(ErrorCode::kNotImplemented,
-         "{} devices cannot share the layers of this {} model, whose experts have biases; one device (inference.parallel.tp = 1) is wanted",
-         size, config.model_type);
-  if (config.qk_norm_is_whole || config.fuses_projections)
-    fail(ErrorCode::kNotImplemented,
-         "{} devices cannot share the layers of this {} model: {}; one device (inference.parallel.tp = 1) is wanted", size,
-         config.model_type,
-         config.fuses_projections ? "q, k and v are one tensor, and so are gate and up" : "the norms of q and k are over all heads");
-  if (config.gates_are_apart)
-    fail(ErrorCode::kNotImplemented,
-         "{} devices cannot share the layers of this {} model, whose heads have output gates; one device (inference.parallel.tp = 1) is "
-         "wanted",
-         size, config.model_type);
-  if (config.norms_outputs)
-    fail(
-        ErrorCode::kNotImplemented,
-        "{} devices cannot share the layers of this {} model, which norms what attention and MLP give; one device (inference.parallel.tp = "
-        "1) is wanted",
-        size, config.model_type);
-  if (config.latent)
-    fail(
-        ErrorCode::kNotImplemented,
-        "{} devices cannot share the layers of this {} model, which has latent attention; one device (inference.parallel.tp = 1) is wanted",
-        size, config.model_type);
-  if (config.has_single_parts)
-    fail(ErrorCode::kNotImplemented,
-         "{} devices cannot share the layers of this {} model, which have attention or an MLP and not both; one device "
-         "(inference.parallel.tp = 1) is wanted",
-         size, config.model_type);
-  if (!config.linear.layers.empty())
-    fail(ErrorCode::kNotImplemented,
-         "{} devices cannot share the layers of this {} model: some have linear attention; one device "
-         "(inference.parallel.tp = 1) is wanted",
-         size, config.model_type);
-  constexpr std::int64_t kWidth = 8;  // of what kernels load at once
-  const auto check = [&](const char* key, std::int64_t found, std::int64_t unit) {
-    if (found % (size * unit) != 0)
-      fail(ErrorCode::kInvalidArgument, "{} devices cannot share the layers of this {} model: {} = {} is no multiple of {}", size,
-           config.model_type, key, found, size * unit);
-  };
-  check("num_attention_heads", config.num_heads, 1);
-  check("num_key_value_heads", config.num_kv_heads, 1);
-  check("hidden_size", config.hidden_size, kWidth);
-  const bool has_dense = config.num_experts == 0 || !config.dense_layers.empty();
-  if (has_dense) check("intermediate_size", config.intermediate_size, kWidth);
-  if (config.num_experts > 0)
-    check(config.expert_names == ExpertNames::kNumbered ? "intermediate_size" : "moe_intermediate_size", config.expert_size, kWidth);
-}
-
-ModelConfig config_of_shard(const ModelConfig& config, int size) {
-  ModelConfig part = config;
-  part.num_heads /= size;
-  part.num_kv_heads /= size;
-  part.intermediate_size /= size;
-  return part;
 }
 
 ParameterCounts count_parameters(const ModelConfig& config) {

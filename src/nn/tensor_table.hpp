@@ -173,6 +173,13 @@ struct ElementRange {
 /// Empty if they have nothing in common.
 ElementRange intersection(ElementRange a, ElementRange b) noexcept;
 
+/// Rows [first, first + count) of a tensor; of a vector, elements.
+struct RowRun {
+  std::int64_t first = 0, count = 0;
+  bool is_copy = false;  ///< of a device's part: one of a lower rank has them, too
+  bool operator==(const RowRun&) const = default;
+};
+
 /// One tensor of a model. The table sets the fields below the line from those above.
 struct TensorSpec {
   std::string name;  ///< of Hugging Face checkpoints ("model.layers.0.self_attn.q_proj.weight")
@@ -185,13 +192,13 @@ struct TensorSpec {
   /// More than 1: a vector of files that is fp32 in all of them, as so many vectors one after the other whose sum it is (exact_parts.hpp).
   /// `shape` is that of the parts.
   std::int64_t num_parts = 1;
-  std::int64_t num_taps = 0;          ///< more than 0: a vector that is [channels, 1, taps] in files
-  std::int64_t num_stored_rows = 0;   ///< more than 0: a vector that files have as a matrix of so many rows
-  bool is_shared = false;             ///< devices that share layers hold a part of its rows each; otherwise each holds all of it
-  std::int64_t first_stored_row = 0;  ///< of `shape`'s rows, in the tensor of the whole model
-  bool is_eight_bit = false;          ///< is multiplied with as ops::WeightUse::kEightBit says (ModelConfig::eight_bits)
-  bool rounds_inputs = false;         ///< or as kEightBitProduct says
-  float lora_scale = 0;  ///< of an adapter's tensors: what its product is multiplied by; `slot` is that of the tensor it adapts
+  std::int64_t num_taps = 0;         ///< more than 0: a vector that is [channels, 1, taps] in files
+  std::int64_t num_stored_rows = 0;  ///< more than 0: a vector that files have as a matrix of so many rows
+  bool is_shared = false;            ///< devices that share layers hold a part of its rows each; otherwise each holds all of it
+  std::vector<RowRun> held = {};     ///< of a part: which rows of the whole model's tensor are `shape`'s, in order; empty: all
+  bool is_eight_bit = false;         ///< is multiplied with as ops::WeightUse::kEightBit says (ModelConfig::eight_bits)
+  bool rounds_inputs = false;        ///< or as kEightBitProduct says
+  float lora_scale = 0;              ///< of an adapter's tensors: what its product is multiplied by; `slot` is that of the tensor it adapts
   // ----
   std::int64_t first_row = 0;  ///< where it begins in its block, along dimension 0
   std::int64_t offset = -1;    ///< of its first element in the array of masters; -1 unless trainable
@@ -201,8 +208,10 @@ struct TensorSpec {
   bool is_matrix_in_files() const noexcept { return num_stored_rows > 0 || num_taps > 0; }
   std::int64_t num_elements() const noexcept { return shape.num_elements(); }
   ElementRange range() const noexcept { return {offset, offset + num_elements()}; }
-  /// Of its first element in the tensor of the whole model.
-  std::int64_t first_stored_element() const noexcept { return first_stored_row * (is_matrix() ? shape[1] : 1); }
+  /// Elements of a row.
+  std::int64_t row_size() const noexcept { return is_matrix() ? shape[1] : 1; }
+  /// The rows of the whole model's tensor that this one has.
+  std::vector<RowRun> held_rows() const { return held.empty() ? std::vector<RowRun>{{.first = 0, .count = shape[0]}} : held; }
   bool is_exact() const noexcept { return num_parts > 1; }
   /// In files.
   Shape stored_shape() const {
@@ -285,11 +294,6 @@ struct Shard {
   int rank = 0, size = 1;
 };
 using autograd::ExpertShare;
-
-/// Error{kInvalidArgument} naming what does not divide.
-void check_shards(const ModelConfig& config, int size);
-/// With the heads and the width of the MLP that each of `size` devices has.
-ModelConfig config_of_shard(const ModelConfig& config, int size);
 
 /// The table of a decoder, in the fixed order embeddings, layers 0.., final norm, head; in a layer the experts one by one. A tied head is
 /// not listed. In that of a head for multi-token prediction what it shares with its model, embedding and head, is not trainable.

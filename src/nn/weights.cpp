@@ -13,6 +13,7 @@
 #include "nn/exact_parts.hpp"
 #include "nn/mtp_head.hpp"
 #include "nn/peft.hpp"
+#include "nn/shards.hpp"
 #include "nn/stored_weights.hpp"
 #include "nn/vision_tower.hpp"
 #include "nn/weight_blocks.hpp"
@@ -272,13 +273,17 @@ WeightsPtr load_shared_weights(std::span<ops::OpContext* const> devices, const M
     const std::size_t size = size_of(values.dtype());
     for (std::size_t i = 0; i < whole->tensors().size(); ++i) {
       const TensorSpec& spec = part->table->tensors()[i];
-      const std::int64_t from = whole->tensors()[i].offset + spec.first_stored_element();
-      void* const to = own.as<std::byte>() + static_cast<std::size_t>(spec.offset) * size;
-      const void* const source = values.as<std::byte>() + static_cast<std::size_t>(from) * size;
-      if (holder.kind == DeviceKind::kCpu)
-        ctx.runtime->copy_from_host(to, source, static_cast<std::size_t>(spec.num_elements()) * size);
-      else
-        ctx.runtime->copy_from_device(to, *values.runtime(), source, static_cast<std::size_t>(spec.num_elements()) * size);
+      auto* to = own.as<std::byte>() + static_cast<std::size_t>(spec.offset) * size;
+      for (const RowRun& run : spec.held_rows()) {
+        const std::int64_t from = whole->tensors()[i].offset + run.first * spec.row_size();
+        const void* const source = values.as<std::byte>() + static_cast<std::size_t>(from) * size;
+        const std::size_t num_bytes = static_cast<std::size_t>(run.count * spec.row_size()) * size;
+        if (holder.kind == DeviceKind::kCpu)
+          ctx.runtime->copy_from_host(to, source, num_bytes);
+        else
+          ctx.runtime->copy_from_device(to, *values.runtime(), source, num_bytes);
+        to += num_bytes;
+      }
     }
     if (holder.kind != DeviceKind::kCpu) ctx.runtime->synchronize();  // the values may be freed when this returns
     check_finite_values(ctx, *part->table, own);
@@ -357,32 +362,39 @@ class StoredReader {
   /// Error{kCorrupt} naming a tensor that holds anything but finite numbers.
   void fill(const Tensor& out, const BlockSpec& block) const {
     if (block.kind == Block::kRouterBias) return fill_exact(out, refs_of(block).front());
-    constexpr std::int64_t kLoadPiece = 1 << 18;  // elements; looked at while they are in the cache
-    const bool is_on_host = ctx_.runtime->device().kind == DeviceKind::kCpu;
     const std::size_t size = size_of(out.dtype());
     auto* to = out.as<std::byte>();
     for (std::size_t i = block.first_tensor; i < block.first_tensor + block.num_tensors; ++i) {
-      const StoredTensor& stored = stored_[i];
-      const std::int64_t count = tensors_[i].num_elements(), begin = tensors_[i].first_stored_element();
-      const bool as_stored = stored.is_plain() && stored.type() == io::StoredType::kBF16 && out.dtype() == DType::kBF16;
-      std::span<const std::byte> bytes;
-      if (as_stored) bytes = stored.bytes().subspan(static_cast<std::size_t>(begin) * size, static_cast<std::size_t>(count) * size);
-      std::atomic<bool> is_finite{true};
-      ctx_.pool->parallel_for((count + kLoadPiece - 1) / kLoadPiece, [&](std::int64_t n) {
-        const std::int64_t first = n * kLoadPiece, num = std::min(kLoadPiece, count - first);
-        std::byte* const piece = to + static_cast<std::size_t>(first) * size;
-        if (!as_stored) {
-          if (!fill_piece(stored, begin + first, num, out.dtype(), piece)) is_finite = false;
-          return;
-        }
-        if (is_on_host) ctx_.runtime->copy_from_host(piece, bytes.data() + (piece - to), static_cast<std::size_t>(num) * size);
-        if (stored.find_not_finite(begin + first, num, compute_) >= 0) is_finite = false;
-      });
-      if (!is_finite) check_finite(std::span(&stored, 1), compute_, *ctx_.pool);
-      if (as_stored && !is_on_host) ctx_.runtime->copy_from_host(to, bytes.data(), bytes.size());  // overlaps its own pieces
-      stored.check_whole();
-      to += static_cast<std::size_t>(count) * size;
+      for (const RowRun& run : tensors_[i].held_rows()) {
+        const std::int64_t row_size = tensors_[i].row_size();
+        fill_run(stored_[i], {.first = run.first * row_size, .count = run.count * row_size}, out.dtype(), to);
+        to += static_cast<std::size_t>(run.count * row_size) * size;
+      }
+      stored_[i].check_whole();
     }
+  }
+  /// Elements `run` of a tensor.
+  void fill_run(const StoredTensor& stored, RowRun run, DType dtype, std::byte* to) const {
+    constexpr std::int64_t kLoadPiece = 1 << 18;  // elements; looked at while they are in the cache
+    const bool is_on_host = ctx_.runtime->device().kind == DeviceKind::kCpu;
+    const std::size_t size = size_of(dtype);
+    const std::int64_t count = run.count, begin = run.first;
+    const bool as_stored = stored.is_plain() && stored.type() == io::StoredType::kBF16 && dtype == DType::kBF16;
+    std::span<const std::byte> bytes;
+    if (as_stored) bytes = stored.bytes().subspan(static_cast<std::size_t>(begin) * size, static_cast<std::size_t>(count) * size);
+    std::atomic<bool> is_finite{true};
+    ctx_.pool->parallel_for((count + kLoadPiece - 1) / kLoadPiece, [&](std::int64_t n) {
+      const std::int64_t first = n * kLoadPiece, num = std::min(kLoadPiece, count - first);
+      std::byte* const piece = to + static_cast<std::size_t>(first) * size;
+      if (!as_stored) {
+        if (!fill_piece(stored, begin + first, num, dtype, piece)) is_finite = false;
+        return;
+      }
+      if (is_on_host) ctx_.runtime->copy_from_host(piece, bytes.data() + (piece - to), static_cast<std::size_t>(num) * size);
+      if (stored.find_not_finite(begin + first, num, compute_) >= 0) is_finite = false;
+    });
+    if (!is_finite) check_finite(std::span(&stored, 1), compute_, *ctx_.pool);
+    if (as_stored && !is_on_host) ctx_.runtime->copy_from_host(to, bytes.data(), bytes.size());  // overlaps its own pieces
   }
   /// Elements [first, first + num) in `dtype`; whether all are finite in compute_.
   bool fill_piece(const StoredTensor& stored, std::int64_t first, std::int64_t num, DType dtype, std::byte* to) const {
@@ -446,6 +458,12 @@ std::shared_ptr<Weights> read_weights(ops::OpContext& ctx, const ModelConfig& co
   return weights;
 }
 
+/// The vision tower that a folder has, if the model takes images: whole on each device.
+void load_tower(ops::OpContext& ctx, Weights& weights, const std::filesystem::path& folder) {
+  if (!weights.config.vision) return;
+  if (VisionTowerPtr tower = VisionTower::load(ctx, *weights.config.vision, folder, weights.compute)) weights.vision = std::move(tower);
+}
+
 }  // namespace
 
 WeightsPtr load_weights(ops::OpContext& ctx, const ModelConfig& config, const std::filesystem::path& folder, DType compute,
@@ -453,8 +471,7 @@ WeightsPtr load_weights(ops::OpContext& ctx, const ModelConfig& config, const st
   std::shared_ptr<Weights> weights =
       read_weights(ctx, config, StoredModel(folder, config), {}, compute, version, previous, with_backward, keeps_values);
   // A trainer that takes images loads it beside the weights (VisionTower::load).
-  if (config.vision && !with_backward)
-    if (VisionTowerPtr tower = VisionTower::load(ctx, *config.vision, folder, compute)) weights->vision = std::move(tower);
+  if (!with_backward) load_tower(ctx, *weights, folder);
   return weights;
 }
 
@@ -463,7 +480,10 @@ WeightsPtr load_shared_weights(std::span<ops::OpContext* const> devices, const M
   check_shards(config, static_cast<int>(devices.size()));
   const StoredModel stored(folder, config);
   return make_parts(devices, config, previous, [&](ops::OpContext& ctx, Shard shard, const WeightsPtr& former) {
-    return read_weights(ctx, config, stored, shard, compute, version, former, /*with_backward=*/false, /*keeps_values=*/false);
+    std::shared_ptr<Weights> part =
+        read_weights(ctx, config, stored, shard, compute, version, former, /*with_backward=*/false, /*keeps_values=*/false);
+    load_tower(ctx, *part, folder);
+    return part;
   });
 }
 

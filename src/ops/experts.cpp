@@ -278,10 +278,8 @@ bool mix_experts(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, ConstT
     const auto E = static_cast<std::int64_t>(experts.down.size());
     c.check("gate_up biases", biased->gate_up_V, "V", DType::kF32).extent("V", E * gate_up.num_outputs(), "gate_up");
     c.check("down biases", biased->down_V, "U", DType::kF32).extent("U", E * down.num_outputs(), "down");
-    c.require(num_shards == 1, "experts with biases share no layers");
   }
-  c.require(!experts.is_squared || (num_shards == 1 && experts.biased == nullptr),
-            "experts without gates have no biases and share no layers");
+  c.require(!experts.is_squared || experts.biased == nullptr, "experts without gates have no biases");
   return x_TH.shape.num_elements() == 0 || ctx.table->mix_experts(ctx, out_TH, x_TH, ids_TK, weights_TK, experts, shared);
 }
 

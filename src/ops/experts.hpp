@@ -128,11 +128,11 @@ struct ExpertMatrices {
 bool can_mix_experts(OpContext& ctx, std::int64_t num_tokens, std::int64_t num_active, const ExpertMatrices& experts);
 /// What follows route(), without the host, so that it can be recorded: out_TH = the sum over a token's experts of down (weight *
 /// swiglu(gate_up x)). The bits are those of place_rows, embedding, linear, swiglu_rows, linear and sum_rows, with squared_relu in place of
-/// swiglu_rows, or with clamped_swiglu and add_expert_biases where experts have biases; neither of these share layers. ids_TK and
-/// weights_TK contiguous. False, and nothing is done, unless can_mix_experts().
+/// swiglu_rows, or with clamped_swiglu and add_expert_biases where experts have biases. ids_TK and weights_TK contiguous. False, and
+/// nothing is done, unless can_mix_experts().
 ///
-/// `shared`: the matrices are this rank's part of the outputs of each, and out is of its part of H. All ranks make the same call, with a
-/// gather in it.
+/// `shared`: the matrices and biases are this rank's part of the outputs of each, and out is of its part of H. All ranks make the same
+/// call, with a gather in it.
 bool mix_experts(OpContext& ctx, TensorView out_TH, ConstTensorView x_TH, ConstTensorView ids_TK, ConstTensorView weights_TK,
                  const ExpertMatrices& experts, const SharedLayers& shared = {});
 
