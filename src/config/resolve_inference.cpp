@@ -180,8 +180,6 @@ void check_inference(InferenceConfig& config, const Check& check) {
     if (native->disk && (!native->disk->path || native->disk->path->empty()))
       check.problem("kv_cache_offload.disk.path", "is needed: the folder of the files");
   check_drafts(config.speculative, check);
-  if (config.speculative.method == DraftMethod::kMtp && config.parallel.tp > 1)
-    check.not_built("speculative.method", fmt::format("mtp draws drafts on one device, and parallel.tp is {}", config.parallel.tp));
   if (config.max_cpu_loras < config.max_loras)
     check.problem("max_cpu_loras", fmt::format("must be at least max_loras, which is {}", config.max_loras));
   if (!config.lora_modules.empty() && !config.enable_lora) check.problem("lora_modules", "needs enable_lora");

@@ -158,9 +158,8 @@ TEST(ResolveInference, DraftsOfTheModelsOwnHeadAreReadInBothSpellings) {
   EXPECT_THAT(
       load_line<InferenceConfig>(line + "--speculative.method mtp --speculative.num-tokens 2 --speculative.draft-model small").warnings,
       ElementsAre(HasSubstr("speculative.draft_model: has no effect")));
-  const auto of_two = load_line<InferenceConfig>(line + "--speculative.method mtp --speculative.num-tokens 2 --parallel.tp 2").not_built;
-  ASSERT_EQ(of_two.size(), 1u);
-  EXPECT_EQ(of_two.front().key, "speculative.method");
+  EXPECT_THAT(load_line<InferenceConfig>(line + "--speculative.method mtp --speculative.num-tokens 2 --parallel.tp 2").not_built,
+              IsEmpty());
 }
 
 TEST(ResolveInference, SpeculativeDecodingIsChecked) {

@@ -33,9 +33,9 @@ const nn::ModelConfig& config_of(const nn::WeightsPtr& weights) {
   return weights->config;
 }
 
-/// nullptr unless a model draws the drafts. `cache`: the engine's own, if it is on one device.
+/// nullptr unless a model draws the drafts, on the first device. `cache`: the engine's own there.
 std::unique_ptr<DraftModel> make_draft_model(const std::shared_ptr<DeviceRuntime>& runtime, const EngineOptions& options,
-                                             const nn::Weights& weights, const nn::KvCache* cache) {
+                                             const nn::Weights& weights, const nn::KvCache& cache) {
   const bool is_head = options.drafts.uses_head();
   if (options.drafts.num_tokens == 0 || (options.draft_model == nullptr && !is_head)) return nullptr;
   EngineOptions own = options;
@@ -45,7 +45,7 @@ std::unique_ptr<DraftModel> make_draft_model(const std::shared_ptr<DeviceRuntime
   own.times = nullptr;
   RunnerShare share{.has_adapters = false};
   if (is_head)
-    share.hidden_of = cache;
+    share.hidden_of = &cache;
   else
     check_draft_model(options.draft_model->config, weights.config);
   auto of_drafts = std::make_unique<PagedRunner>(runtime, own, is_head ? weights.mtp : options.draft_model, share);
@@ -77,9 +77,11 @@ std::unique_ptr<EngineCore> make_core(std::shared_ptr<DeviceRuntime> runtime, co
     cache = &paged->cache();
     runner = std::move(paged);
   } else {
-    runner = std::make_unique<ShardedRunner>(runtime, options, weights);
+    auto sharded = std::make_unique<ShardedRunner>(runtime, options, weights);
+    cache = &sharded->first_cache();
+    runner = std::move(sharded);
   }
-  std::unique_ptr<DraftModel> drafts = make_draft_model(runtime, options, *weights, cache);
+  std::unique_ptr<DraftModel> drafts = make_draft_model(runtime, options, *weights, *cache);
   core.scheduler.drafts.has_model = drafts != nullptr;
   if (drafts != nullptr)
     core.scheduler.drafts.most_tokens = (options.drafts.uses_head() ? *weights : *options.draft_model).config.max_position;

@@ -132,6 +132,23 @@ TEST_P(MtpFamilies, ChangeNoBit) {
 }
 INSTANTIATE_TEST_SUITE_P(Families, MtpFamilies, ::testing::Values("qwen3", "qwen3_5_text", "glm4_moe"));
 
+/// The first of two devices that share the layers has the head.
+TEST_P(MtpFamilies, ChangeNoBitOnSeveralDevices) {
+  HeadLab lab;
+  ops::OpSession second(make_test_device(1), 1);
+  ops::OpContext* const devices[] = {&lab.ctx(), &second.context()};
+  const nn::ModelConfig config = model_with_head(GetParam());
+  nn::Parameters parameters(lab.ctx().runtime, config), of_head(lab.ctx().runtime, nn::mtp_head_config(config));
+  parameters.init_random(7, 0.2f);
+  of_head.init_random(8, 0.2f);
+  const nn::WeightsPtr parts =
+      nn::load_shared_weights(devices, config, nn::flat_values(lab.ctx(), parameters, DType::kBF16), PolicyVersion{7}, nullptr);
+  const HeadLab::Run wanted = lab.run(lab.weights(config, 7), HeadLab::options(3));
+  const HeadLab::Run found = lab.run(nn::with_mtp_head(parts, nn::make_mtp_head(lab.ctx(), of_head, *parts, false)), HeadLab::options(3));
+  HeadLab::expect_same(found, wanted);
+  EXPECT_GT(found.stats.num_accepted_tokens, 20);
+}
+
 TEST(MtpDrafts, NorWhereSequencesArePreempted) {
   HeadLab lab;
   const nn::WeightsPtr weights = lab.weights(model_with_head("qwen3"), 7);

@@ -170,10 +170,6 @@ ResolvedRequest resolve_request(wire::GenerateRequest request, const EngineOptio
 }
 
 void check_head(const nn::Weights& weights) {
-  if (!weights.others.empty())
-    fail(ErrorCode::kNotImplemented,
-         "speculative.method is mtp, and {} devices share the layers: heads draw drafts on one device (inference.parallel.tp = 1)",
-         weights.others.size() + 1);
   if (weights.mtp == nullptr)
     fail(
         ErrorCode::kInvalidArgument,

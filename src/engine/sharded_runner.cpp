@@ -100,6 +100,7 @@ ShardedRunner::ShardedRunner(const std::shared_ptr<DeviceRuntime>& first, const 
     if (rank > 0) {
       own.times = nullptr;
       own.logs_routes = false;  // all ranks route alike
+      own.drafts.from_head = false;
     }
     const int num_threads = options.num_threads > 0 ? options.num_threads : static_cast<int>(std::thread::hardware_concurrency());
     own.num_threads = std::max(1, num_threads / static_cast<int>(devices.size()));

@@ -38,6 +38,8 @@ class ShardedRunner final : public ModelRunner {
   BlockMemory* block_memory() override { return memory_.get(); }
   nn::AdapterPtr make_adapter(const nn::StoredAdapter& stored) override;
   WeightProof prove_with(const nn::AdapterPtr& adapter) override;
+  /// That of the first device, which alone keeps hidden states for a head for multi-token prediction.
+  const nn::KvCache& first_cache() const noexcept { return runners_.front()->cache(); }
 
   /// Bytes of the largest rows that a step gathers.
   static std::size_t gathered_bytes(const EngineOptions& options, const nn::ModelConfig& config, DType compute);

@@ -44,11 +44,6 @@ std::vector<std::string> adapted_modules(const nn::ModelConfig& config, bool has
   return names;
 }
 
-/// One GPU each, or streams of the same.
-std::shared_ptr<DeviceRuntime> make_device(std::size_t rank) {
-  return tests_gpu() ? make_cuda_runtime(static_cast<int>(rank % list_cuda_devices().devices.size())) : make_cpu_runtime();
-}
-
 struct Kind {
   const char* family;
   DType compute;
@@ -81,7 +76,7 @@ class SharedLayersTest : public ::testing::TestWithParam<Kind> {
     config_.attends_to_latents = family.find(kLatents) != std::string::npos;
     if (family.ends_with(kEight)) config_.eight_bits = nn::EightBits::kWeights;
     for (std::size_t rank = 0; rank < GetParam().num_devices; ++rank)
-      sessions_.push_back(std::make_unique<ops::OpSession>(make_device(rank), 1));
+      sessions_.push_back(std::make_unique<ops::OpSession>(make_test_device(rank), 1));
     for (const auto& session : sessions_) devices_.push_back(&session->context());
   }
   nn::Parameters parameters(std::uint64_t seed) {

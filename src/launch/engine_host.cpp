@@ -102,9 +102,6 @@ std::optional<nn::ModelConfig> draft_head_config(const config::InferenceConfig& 
         "speculative.method is mtp: wanted a model with a head for multi-token prediction ('mtp.*' tensors, or a layer behind the last one "
         "that key 'num_nextn_predict_layers' names); {} has none that this build computes",
         config.model.name);
-  if (config.parallel.tp > 1)
-    fail(ErrorCode::kNotImplemented, "speculative.method is mtp with parallel.tp = {}: heads draw drafts on one device",
-         config.parallel.tp);
   return nn::mtp_head_config(model);
 }
 
@@ -355,9 +352,9 @@ nn::WeightsPtr EngineHost::load(const std::filesystem::path& folder, PolicyVersi
     nn::check_same_model(model_, found, file);
     has_head = found.mtp.has_value();
   }
-  if (devices_.size() > 1) return nn::load_shared_weights(contexts(), model_, folder, dtype_, version, previous);
-  nn::WeightsPtr weights = nn::load_weights(load_session_->context(), model_, folder, dtype_, version, previous);
-  // Weights without a head leave the one there.
+  nn::WeightsPtr weights = devices_.size() > 1 ? nn::load_shared_weights(contexts(), model_, folder, dtype_, version, previous)
+                                               : nn::load_weights(load_session_->context(), model_, folder, dtype_, version, previous);
+  // The first device has the head, whole. Weights without a head leave the one there.
   if (wants_head_ && (previous == nullptr || has_head))
     weights = nn::with_mtp_head(weights, nn::load_mtp_head(load_session_->context(), *weights, folder));
   return weights;

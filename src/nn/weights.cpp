@@ -490,7 +490,6 @@ WeightsPtr load_shared_weights(std::span<ops::OpContext* const> devices, const M
 namespace {
 
 std::shared_ptr<Weights> start_mtp_head(ops::OpContext& ctx, const Weights& model) {
-  PRL_CHECK(model.others.empty(), "a head for multi-token prediction of a model on several devices");
   const ModelConfig config = mtp_head_config(model.config);
   const WeightsPtr rope_of(std::shared_ptr<void>(), &model);  // borrowed for its rotary tables
   std::shared_ptr<Weights> head = start_weights(ctx, config, make_tensor_table(config), model.compute, model.version, rope_of);
