@@ -390,8 +390,8 @@ struct InferenceConfig {
     v.field("lora_modules", lora_modules, "Adapters that are loaded at the start: name and folder");
     v.field("api_server_count", api_server_count, "Processes that answer HTTP; each has an engine, so it is parallel.dp if that is larger",
             {.min = 0, .max = 1024, .status = passed_on("parallel.dp")});
-    v.field("enable_expert_parallel", enable_expert_parallel, "Spread experts over devices",
-            {.status = not_built("experts spread over devices")});
+    v.field("enable_expert_parallel", enable_expert_parallel, "Give each device some of the experts, whole",
+            {.status = inert("parallel.tp devices have a part of every expert each, and read as much of the weights")});
     v.field("enable_return_routed_experts", enable_return_routed_experts,
             "Of mixtures of experts: /inference/v1/generate tells which experts the tokens had in each layer");
     v.field("use_deep_gemm", use_deep_gemm, "8-bit products with block scales", {.status = not_built("8-bit products")});
