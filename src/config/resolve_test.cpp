@@ -557,12 +557,14 @@ TEST(ResolveTrainer, LocalTransportsNeedOneProcess) {
   EXPECT_TRUE(std::holds_alternative<FilesystemRollouts>(load_line<TrainerConfig>("trainer").config.rollout_transport));
 }
 
-TEST(ResolveTrainer, LayersAreGatheredIfThatIsAskedForAndNotOfAnAdaptersBase) {
+TEST(ResolveTrainer, LayersAreGatheredIfThatIsAskedFor) {
   const std::string line = "trainer --model.name ./m ";
   EXPECT_FALSE(load_line<TrainerConfig>(line).config.model.reshard_after_forward);
   EXPECT_THAT(load_line<TrainerConfig>(line + "--model.reshard-after-forward").warnings, IsEmpty());
-  EXPECT_THAT(load_line<TrainerConfig>(line + "--model.reshard-after-forward --model.lora").warnings,
-              Contains(HasSubstr("model.reshard_after_forward")));
+  EXPECT_THAT(load_line<TrainerConfig>(line + "--model.reshard-after-forward --model.lora").warnings, IsEmpty());
+  EXPECT_TRUE(is_not_built(
+      load_line<TrainerConfig>(line + R"(--model.reshard-after-forward --model.lora --model.lora.modules-to-save ["lm_head"])").not_built,
+      "modules_to_save"));
 }
 
 TEST(ResolveTrainer, RowsAreSharedByUlyssesUnlessRingIsAskedFor) {

@@ -44,8 +44,8 @@ void check_parallel(const TrainerModelConfig& model, const Check& check) {
     else
       check.inert("model.cp_style", "rows are shared where model.cp is more than 1");
   }
-  if (model.reshard_after_forward && model.lora)
-    check.inert("model.reshard_after_forward", "the weights that an adapter is trained on are whole on each device");
+  if (model.reshard_after_forward && model.lora && !model.lora->modules_to_save.empty())
+    check.not_built("model.reshard_after_forward", "layers of an adapter's base that are gathered, with model.lora.modules_to_save");
   const int leaves = model.leaves_per_row.value_or(model.cp);
   if (leaves == 1 && model.cp == 1) return;
   const auto is_power = [](int n) { return (n & (n - 1)) == 0; };
@@ -223,6 +223,8 @@ void check_several_runs(const TrainerConfig& config, const Check& check) {
     check.problem("ckpt.resume_step", "each of several runs goes on from its own newest checkpoint; remove it");
   if (config.ckpt && config.ckpt->output_dir) check.problem("ckpt.output_dir", "each of several runs saves in its own folder; remove it");
   if (config.healing) check.not_built("healing", "several runs on several ranks");
+  if (config.model.reshard_after_forward)
+    check.inert("model.reshard_after_forward", "the base model of several runs is whole on each device");
   if (config.wandb && config.wandb->id) check.problem("wandb.id", "each of several runs has one of its own, kept in its folder; remove it");
   if (std::holds_alternative<ZmqRollouts>(config.rollout_transport))
     check.problem("rollout_transport.type", "each of several runs names its own in its orchestrator's configuration; remove it");

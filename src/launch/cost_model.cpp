@@ -254,10 +254,14 @@ void add_update(StepCost& cost, const StepLoad& load, const Card& card, const nn
     cost.optimizer += own * visitors * sizeof(float) * 2 / card.host_bytes_per_s;
   }
   if (shards == 1) return;
-  if (!load.policy.gathers_layers) return add_whole(cost, load, card, table, shards);
-  double gathered = own, of_layers = 0;
-  for (const nn::GradSection& section : nn::grad_sections(table, false, load.policy.share.divides_experts))
+  if (!load.policy.gathers_layers || load.policy.lora) add_whole(cost, load, card, table, shards);
+  if (!load.policy.gathers_layers) return;
+  const nn::TensorTablePtr base = load.policy.lora ? nn::make_tensor_table(load.model) : nullptr;
+  double of_layers = 0;
+  for (const nn::GradSection& section : nn::grad_sections(base != nullptr ? *base : table, false, load.policy.share.divides_experts))
     if (section.layer >= 0) of_layers += static_cast<double>(section.range.count());
+  if (base != nullptr) return add_layers(cost, load, card, of_layers / static_cast<double>(load.model.num_layers), shards);
+  double gathered = own;
   gathered -= of_layers / shards;
   if (load.policy.share.divides_experts)
     for (const nn::ExpertSection& experts : nn::expert_sections(table)) gathered -= static_cast<double>(experts.range().count()) / shards;

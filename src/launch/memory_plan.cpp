@@ -196,7 +196,7 @@ MemoryPlan foretell_training(std::size_t available, const TrainingShape& shape, 
   if (shape.step.num_ranks > 1 && may_keep_logits) {
     // Each rank's new weights are gathered beside those that are computed with, and take their place then.
     const auto gathered = static_cast<std::size_t>(trainer::trained_tensors(shape.policy, shape.model)->num_trainable());
-    if (shape.step.num_ranks > shape.step.num_replicas && !shape.policy.gathers_layers)
+    if (shape.step.num_ranks > shape.step.num_replicas && (!shape.policy.gathers_layers || shape.policy.lora))
       plan.parts.emplace_back("new weights", gathered * size_of(compute));
     plan.parts.emplace_back("group of ranks", kGroupBytes + num_further_groups(shape) * kFurtherGroupBytes);
   }

@@ -87,7 +87,7 @@ void share_masters(trainer::PolicyOptions& policy, const RankEnv& env, const tra
                   trainer::num_grad_places(step.overlaps_exchange, env.size),
                   divides_experts};
   // Where a copy of the state is one rank's there is nobody to gather from.
-  policy.gathers_layers = (model.reshard_after_forward || divides_experts) && num_shards > 1 && !policy.lora;
+  policy.gathers_layers = (model.reshard_after_forward || divides_experts) && num_shards > 1;
 }
 
 namespace {

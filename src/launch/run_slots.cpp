@@ -97,7 +97,8 @@ struct SharedParts {
     step.num_ranks = env.size;
     step.mesh = &mesh;
     trainer::PolicyOptions options = policy_options(own, runtime);
-    share_masters(options, env, step, own.model);  // what adapters are trained on is whole at each rank
+    share_masters(options, env, step, own.model);
+    options.gathers_layers = false;  // what adapters of several runs are trained on is whole at each rank
     trainer::SharedRun run;
     run.name = std::move(name);
     run.policy = std::make_unique<trainer::Policy>(base, std::move(options));

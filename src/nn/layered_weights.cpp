@@ -228,6 +228,24 @@ std::function<void(std::int64_t, std::span<float>)> flat_reader(const Tensor& va
   };
 }
 
+std::vector<WeightSource> copied_sources(LayeredWeights& layered, const std::vector<bool>& is_wanted) {
+  const TensorTable& table = *layered.weights()->table;
+  std::vector<WeightSource> sources = flat_sources(table, {});
+  layered.for_each_section([&](const GradSection& section, const Tensor& values) {
+    Tensor copy;
+    for (std::size_t i = 0; i < sources.size(); ++i) {
+      const TensorSpec& spec = table.tensors()[i];
+      if ((!is_wanted.empty() && !is_wanted[i]) || !section.range.contains(spec.range())) continue;
+      if (!copy.defined()) {
+        copy = Tensor::empty(make_cpu_runtime(), values.shape(), values.dtype());
+        values.runtime()->copy_to_host(copy.data(), values.data(), values.num_bytes());
+      }
+      sources[i] = stored_source(spec, flat_reader(copy, spec.offset - section.range.begin));
+    }
+  });
+  return sources;
+}
+
 std::vector<WeightSource> flat_sources(const TensorTable& table, const Tensor& values) {
   std::vector<WeightSource> sources;
   for (const TensorSpec& spec : table.tensors())

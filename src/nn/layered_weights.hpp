@@ -125,5 +125,8 @@ std::function<void(std::int64_t first, std::span<float> out)> flat_reader(const 
 /// The tensors of a model of which `values` [num_master_elements] are all values in the order of the masters, in host memory. Undefined:
 /// tensors that nothing reads yet.
 std::vector<WeightSource> flat_sources(const TensorTable& table, const Tensor& values);
+/// The same of layers that are brought, from copies in host memory of the tensors that `is_wanted` names; empty: of all. Who shares layers
+/// calls it as for_each_section().
+std::vector<WeightSource> copied_sources(LayeredWeights& layered, const std::vector<bool>& is_wanted = {});
 
 }  // namespace prl::nn

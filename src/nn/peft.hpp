@@ -109,6 +109,8 @@ std::string doubt_of_base(const AdapterConfig& adapter, const ModelConfig& model
                           const std::string& name);
 /// The tensors of `weights` with the adapter added: W + scale * B A in fp32, for a writer that rounds them. They refer to `weights`.
 std::vector<WeightSource> merged_sources(const WeightsPtr& weights);
+/// The same where the base is `base`, the sources of all tensors in the order of the table: of weights of which not all layers are there.
+std::vector<WeightSource> merged_sources(const WeightsPtr& weights, std::vector<WeightSource> base);
 /// Writes them as a model folder, as save_pretrained() does.
 void save_merged(const WeightsPtr& weights, const std::filesystem::path& folder, DType dtype, const Companions& companions = {},
                  std::uint64_t max_shard_bytes = 5'000'000'000ULL);

@@ -246,6 +246,20 @@ WeightSource merged_source(WeightSource base, const StoredAdapterPtr& adapter) {
   return merged;
 }
 
+std::vector<WeightSource> merged_sources(const WeightsPtr& weights, std::vector<WeightSource> base) {
+  const std::span<const TensorSpec> tensors = weights->table->tensors();
+  PRL_CHECK(base.size() == tensors.size(), "{} sources of {} tensors", base.size(), tensors.size());
+  for (std::size_t i = 0; i < base.size(); ++i) {
+    const FoundPart found = part_of(*weights, tensors[i]);
+    if (found.part == nullptr || !base[i].read) continue;
+    base[i].read = [weights, found, cols = tensors[i].shape[1], read = std::move(base[i].read)](std::int64_t first, std::span<float> out) {
+      read(first, out);
+      add_product(found, first / cols, cols, out);
+    };
+  }
+  return base;
+}
+
 std::vector<WeightSource> merged_sources(const WeightsPtr& weights) {
   PRL_CHECK(weights->layers == nullptr, "weights of which not all layers are there");
   std::vector<WeightSource> sources;

@@ -40,7 +40,8 @@ struct SaveJob {
   DType weights_dtype = DType::kF32;
   std::shared_ptr<const nn::Parameters> owned;  ///< a copy, when training goes on meanwhile
   const nn::Parameters* parameters = nullptr;
-  nn::WeightsPtr adapted;  ///< of a run that trains an adapter: what is saved merged
+  nn::WeightsPtr adapted;                ///< of a run that trains an adapter: what is saved merged
+  std::vector<nn::WeightSource> merged;  ///< of one whose base is brought layer by layer, in host memory
   std::vector<io::NamedTensor> optimizer_state;
   std::optional<MtpTraining::State> head;
   const nn::Parameters* head_parameters = nullptr;  ///< that its masters lie in
@@ -89,7 +90,10 @@ struct SaveJob {
   void save_weights_into(const fs::path& folder) const {
     if (adapted == nullptr)
       return nn::save_pretrained(*parameters, folder, weights_dtype, options.companions, options.max_shard_bytes, head_parameters);
-    nn::save_merged(adapted, folder, weights_dtype, options.companions, options.max_shard_bytes);
+    if (merged.empty())
+      nn::save_merged(adapted, folder, weights_dtype, options.companions, options.max_shard_bytes);
+    else
+      nn::save_model_folder(adapted->config, merged, folder, weights_dtype, options.companions, options.max_shard_bytes);
     if (!options.save_adapter) return;
     nn::make_model_folder(folder / kAdapterFolder,
                           [&](const fs::path& temporary) { nn::save_peft_adapter(*adapted, *parameters->table(), temporary); });
@@ -188,6 +192,8 @@ void TrainerCheckpoints::save(std::int64_t step, TrainProgress progress, Policy&
   // The snapshot has the precision the policy computes with, so that serving it gives exactly the trained policy.
   job->weights_dtype = policy.options().compute;
   if (policy.options().lora) job->adapted = policy.weights();
+  if (job->adapted != nullptr && policy.layered() != nullptr && (options_.save_weights || options_.weights_only))
+    job->merged = nn::merged_sources(job->adapted, nn::copied_sources(*policy.layered()));  // of ranks of which one is left
   saver_.wait();
   last_saved_ = step;
   if (MtpTraining* const head = policy.head(); head != nullptr) {

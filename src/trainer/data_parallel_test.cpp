@@ -131,6 +131,41 @@ TEST(GatheredLayers, OptimizersCopiesRecomputationAndFewRowsChangeNoBit) {
   expect_equal(train_on(3, fast_by_layer, scratch.path)[1], train_on(3, fast, scratch.path)[1], "fast sums");
 }
 
+nn::AdapterConfig small_adapter(double dropout = 0) {
+  return {.rank = 4,
+          .alpha = 8,
+          .dropout = dropout,
+          .target_modules = {"q_proj", "v_proj", "o_proj", "down_proj"},
+          .modules_to_save = {},
+          .rank_pattern = {},
+          .alpha_pattern = {},
+          .base_model = "base"};
+}
+
+// Of a base of which each rank has a part of each layer, and none a gradient.
+TEST(GatheredLayers, AdaptersOfThemHaveTheBitsOfThoseOfWholeWeights) {
+  for (const std::string family : {"qwen3", "deepseek_v3"}) {
+    Scratch scratch("dp-layers-lora-" + family);
+    nn::InitModelOptions model = model_of_several_chunks();
+    model.family = family;
+    model.num_layers = 3;
+    nn::init_model(model, scratch.path);
+    const auto expect_alike = [&](TrainingCase run, int size, const std::string& what) {
+      run.num_steps = 2;
+      TrainingCase whole = run;
+      whole.num_replicas = 1;
+      const Trace alone = train(whole, scratch.path, nullptr);
+      run.gathers_layers = true;
+      for (const Trace& trace : train_on(size, run, scratch.path, run.overlaps)) expect_equal(trace, alone, family + ", " + what);
+    };
+    expect_alike({.lora = small_adapter()}, 2, "two ranks");
+    const double dropout = family == "qwen3" ? 0.2 : 0;  // adapters of experts have none
+    expect_alike({.compute = DType::kBF16, .overlaps = true, .lora = small_adapter(dropout)}, 3, "three ranks in bfloat16");
+    expect_alike({.num_rows = 1, .lora = small_adapter()}, 3, "ranks without a row");
+    expect_alike({.num_replicas = 2, .checkpointing = {1}, .lora = small_adapter()}, 4, "two copies, whole layers again");
+  }
+}
+
 // A layer is in memory while it is computed with, and its neighbour.
 TEST(GatheredLayers, ARankHoldsTwoLayersAndItsShare) {
   Scratch scratch("dp-layers-bytes");
@@ -139,7 +174,7 @@ TEST(GatheredLayers, ARankHoldsTwoLayersAndItsShare) {
   model.intermediate_size = 512;
   model.num_layers = 12;
   nn::init_model(model, scratch.path);
-  const auto bytes_of = [&](bool gathers_layers) {
+  const auto bytes_of = [&](bool gathers_layers, const std::optional<nn::AdapterConfig>& lora = {}) {
     std::atomic<std::size_t> most{0};
     comm::testing::run_threads("threads", 4, [&](comm::Communicator& group) {
       comm::Mesh mesh(group.subgroup(std::vector<int>{0, 1, 2, 3}, "train", 0));
@@ -148,6 +183,7 @@ TEST(GatheredLayers, ARankHoldsTwoLayersAndItsShare) {
       options.model = scratch.path;
       options.num_threads = 1;
       options.gathers_layers = gathers_layers;
+      options.lora = lora;
       options.share = {group.rank(), 4, false, true};
       Policy policy(runtime, options);
       GradientStepOptions of_step;
@@ -169,6 +205,9 @@ TEST(GatheredLayers, ARankHoldsTwoLayersAndItsShare) {
   // against two layers' forms and values, and a quarter of all values.
   const double saved = of_layers * (2 * 2.0 - 2.0 * 2 / 12 - 2.0 / 12 - 0.25);
   EXPECT_NEAR(bytes_of(false) - bytes_of(true), saved, 0.1 * saved);
+  // Of an adapter's base there is one version: forms of ten layers, less two layers' values, the head's once more, and the largest share,
+  // which is more than a quarter.
+  EXPECT_GT(bytes_of(false, small_adapter()) - bytes_of(true, small_adapter()), 0.9 * of_layers);
 }
 
 // What is made for one rank and for one of three, next to what the plan says of both.
@@ -502,6 +541,58 @@ TEST(DataParallel, CheckpointsDoNotDependOnTheNumberOfRanks) {
         for (const Weights& weights : resumed) EXPECT_EQ(difference(weights, never_stopped[0]), "") << size << " ranks";
       }
   }
+}
+
+// The merged model and the adapter that ranks save whose base is divided are those of one rank; another number of them goes on.
+TEST(GatheredLayers, WhatAdaptersOfThemSaveIsThatOfOneRank) {
+  Scratch scratch("dp-layers-lora-ckpt");
+  nn::init_model(model_of_several_chunks(), scratch.path / "model");
+  const auto run_part = [&](int size, std::int64_t from, std::int64_t to, const std::string& name) {
+    std::vector<Weights> weights(static_cast<std::size_t>(size));
+    comm::testing::run_threads("threads", size, [&](comm::Communicator& group) {
+      std::vector<int> all;
+      for (int r = 0; r < size; ++r) all.push_back(r);
+      comm::Mesh mesh(group.subgroup(all, "train", 0));
+      const auto policy = make_policy(scratch.path / "model", DType::kBF16, false, size > 1, {}, false, small_adapter());
+      GradientStepOptions options;
+      options.optim = with_lr<config::AdamWConfig>(1e-2);
+      options.mesh = &mesh;
+      GradientStep step(*policy, options);
+      CheckpointOptions ckpt;
+      ckpt.checkpoints = scratch.path / name / "checkpoints";
+      ckpt.weights = scratch.path / name / "weights";
+      ckpt.save_adapter = true;
+      ckpt.may_write = group.rank() == 0;
+      group.barrier();
+      TrainerCheckpoints checkpoints(ckpt);
+      if (from > 0) (void)restore(ckpt.checkpoints, from, {}, *policy, step);
+      for (std::int64_t i = from + 1; i <= to; ++i) step.run(cross_entropy_rows(i, 5), PolicyVersion{i});
+      checkpoints.save(to, {}, *policy, step);
+      checkpoints.finish();
+      weights[static_cast<std::size_t>(group.rank())] = masters(*policy, step);
+    });
+    return weights;
+  };
+  const auto never_stopped = run_part(1, 0, 4, "whole");
+  run_part(1, 0, 2, "one");
+  run_part(3, 0, 2, "layers");
+  const auto values = [&](const fs::path& of) {
+    const auto folder = io::SafetensorsFolder::open(scratch.path / of);
+    std::vector<std::pair<std::string, std::vector<std::byte>>> all;
+    for (const auto& [tensor, ref] : folder.tensors()) {
+      const auto bytes = ref.file->bytes(*ref.entry);
+      all.emplace_back(tensor, std::vector<std::byte>(bytes.begin(), bytes.end()));
+    }
+    return all;
+  };
+  EXPECT_TRUE(values("layers/weights/step_2") == values("one/weights/step_2"));
+  EXPECT_FALSE(values("layers/weights/step_2") == values("model")) << "the adapter is merged";
+  const auto adapter = [&](const std::string& of) {
+    return read_file(scratch.path / of / "weights/step_2/lora_adapters/adapter_model.safetensors");
+  };
+  EXPECT_EQ(adapter("layers"), adapter("one"));
+  for (const auto& [name, size] : {std::pair{"one", 2}, {"layers", 1}, {"layers", 2}})
+    for (const Weights& weights : run_part(size, 2, 4, name)) EXPECT_EQ(difference(weights, never_stopped[0]), "") << name << ", " << size;
 }
 
 TEST(ShardPlan, PartsFollowOneAnotherAndChunksDoNotDependOnThem) {

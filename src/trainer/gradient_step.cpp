@@ -162,8 +162,14 @@ void GradientStep::Shard::bring_weights() {
   if (layers != nullptr || gather != nullptr) return;
   const std::vector<int> members = mesh.shape().line(mesh.world().rank(), comm::Axis::kShard);
   if (trained.layered() != nullptr) {
-    layers = std::make_unique<LayerGather>(mesh.world(), members, plan, *trained.layered());
+    if (trained.options().lora)
+      base_plan = trainer::shard_plan(*trained.layered()->weights()->table, mesh.along(comm::Axis::kShard).size(), trained.options().share);
+    layers = std::make_unique<LayerGather>(mesh.world(), members, base_plan ? *base_plan : plan, *trained.layered());
     layers->keep_masters(trained);
+    trained.know_base([this](bool says) {
+      const std::vector<double> all = mesh.world().gather_number(says ? 1 : 0, {.what = "whether all know the base"});
+      return std::ranges::any_of(all, [](double one) { return one != 0; });
+    });
     if (trained.options().share.divides_experts) {
       experts = std::make_unique<ExpertGroup>(mesh.world(), *trained.layered());
       trained.layered()->pack_experts();
@@ -489,13 +495,13 @@ void GradientStep::end_export() {
 
 void GradientStep::update_weights(const Tensor& own_grads, double grad_scale, double lr, PolicyVersion version) {
   (void)policy_.weights();  // a rank that had no row may still wait for them
-  const Tensor rounded = shard_->layers != nullptr ? Tensor() : policy_.room_for_weights();
+  const Tensor rounded = shard_->brings_trained() ? Tensor() : policy_.room_for_weights();
   shard_->optimizer.step(lr, grad_scale, rounded, own_grads);
   gather_weights(rounded, version);
 }
 
 void GradientStep::gather_weights(const Tensor& rounded, PolicyVersion version) {
-  if (shard_->layers != nullptr) {
+  if (shard_->brings_trained()) {
     shard_->layers->take_masters(policy_);
     return policy_.refresh(version);
   }
@@ -515,7 +521,7 @@ void GradientStep::gather_weights(const Tensor& rounded, PolicyVersion version) 
 
 void GradientStep::refresh_weights(PolicyVersion version) {
   shard_->bring_weights();
-  const Tensor rounded = shard_->layers != nullptr ? Tensor() : policy_.room_for_weights();
+  const Tensor rounded = shard_->brings_trained() ? Tensor() : policy_.room_for_weights();
   if (rounded.defined())
     for (const ElementRange held : policy_.parameters().held().ranges()) policy_.round(held, rounded.slice(held.begin, held.count()));
   gather_weights(rounded, version);

@@ -146,7 +146,10 @@ class GradientStep {
     bool overlaps;
     /// All ranks call it; once is enough. The groups that it makes come with the first work, so that a rank lost by then is one lost in it.
     void bring_weights();
-    std::unique_ptr<LayerGather> layers;   ///< if the policy has layered weights, after that
+    std::optional<ShardPlan> base_plan;   ///< of a base whose layers are brought, under adapters
+    std::unique_ptr<LayerGather> layers;  ///< if the policy has layered weights, after that
+    /// Whether new weights are of layers that are brought.
+    bool brings_trained() const noexcept { return layers != nullptr && !base_plan; }
     std::unique_ptr<WeightGather> gather;  ///< else if new weights are gathered beside other work
     std::unique_ptr<ExpertGroup> experts;  ///< if ranks divide them, with the first work too
     std::vector<MemberGroup*> groups_of_weights() const;

@@ -72,7 +72,7 @@ Tensor LayerGather::own_outside(std::size_t i) const {
 void LayerGather::keep_masters(Policy& policy) {
   for (std::int64_t layer = 0; layer < weights_.num_layers(); ++layer) {
     const ElementRange own = plan_.part(group_->rank(), weights_.layer_section(layer).range);
-    policy.round(own, own_values(own));
+    policy.write_layer(own, own_values(own));
   }
   for (const nn::LayeredWeights::OwnExperts& of : weights_.own_experts()) policy.round(of.own, of.values);
 }

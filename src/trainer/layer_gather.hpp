@@ -13,8 +13,8 @@
 
 namespace prl::trainer {
 
-/// Layers' weights in the compute dtype, divided among the ranks of one copy of the state as their masters are; all ranks get them from
-/// each other, layer by layer, by an all-to-all in a group of their own, beside what their other groups do. One thread.
+/// Layers' weights in the compute dtype, divided among the ranks of one copy of the state as their masters are, or would be; all ranks get
+/// them from each other, layer by layer, by an all-to-all in a group of their own, beside what their other groups do. One thread.
 class LayerGather final : public nn::LayerFetch {
  public:
   /// Every rank of `world` calls it; `members` are those of its copy, in the plan's order. Everything is borrowed. PeerLost. A loss that is
@@ -27,7 +27,7 @@ class LayerGather final : public nn::LayerFetch {
   /// New weights, of the masters that this rank holds and the others do: what lies outside of layers is gathered, layers when they are
   /// wanted. Policy::refresh() comes next. PeerLost.
   void take_masters(Policy& policy);
-  /// Of layers alone, for weights that all ranks had at first.
+  /// Of layers alone, for weights that all ranks had at first, or that are a base which nobody trains.
   void keep_masters(Policy& policy);
   /// Waits for what is under way and forgets it, after an error.
   void settle() noexcept;

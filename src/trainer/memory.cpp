@@ -88,7 +88,11 @@ TrainingBytes training_bytes(const nn::ModelConfig& model, const PolicyOptions& 
   } else if (model.eight_bits != nn::EightBits::kNone) {
     bytes.weights += nn::eight_bit_code_bytes(*nn::make_tensor_table(model), policy.compute);
   }
-  if (policy.gathers_layers && num_shards > 1) bytes.weights = layered_bytes(*table, plan, policy.compute, divides_experts);
+  if (policy.gathers_layers && num_shards > 1) {
+    const nn::TensorTablePtr of_model = policy.lora ? nn::make_tensor_table(model) : table;
+    bytes.weights = layered_bytes(*of_model, shard_plan(*of_model, num_shards, shared), policy.compute, divides_experts);
+    if (policy.lora) bytes.weights += static_cast<std::size_t>(table->num_trainable()) * size_of(policy.compute);
+  }
   bytes.optimizer = is_in_host ? visit_bytes_of(step.optim, optimizer, *table) : state;
   bytes.host_optimizer = is_in_host ? state : 0;
   return bytes;

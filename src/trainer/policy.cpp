@@ -90,6 +90,54 @@ nn::WeightsPtr with_others(nn::WeightsPtr weights, const nn::VisionTowerPtr& tow
   return head == nullptr ? weights : nn::with_mtp_head(weights, head->weights_of(*weights));
 }
 
+/// All masters are held, and on the device, so that weights may be packed from them.
+bool are_at_hand(const nn::Parameters& masters, const PolicyOptions& options) noexcept {
+  return masters.holds_all() && options.masters_host == nullptr;
+}
+
+/// The held part of the model that is trained or adapted, as it is at first.
+void fill_model(nn::Parameters& parameters, const PolicyOptions& options) {
+  if (options.random_init)
+    parameters.init_random(options.seed);
+  else
+    nn::load_parameters(parameters, options.model);
+}
+
+/// The held part of the masters at first. `shares_base`: other policies adapt the base, too.
+void fill_initial(nn::Parameters& parameters, const PolicyOptions& options, const std::shared_ptr<DeviceRuntime>& runtime,
+                  bool shares_base) {
+  if (!options.lora) return fill_model(parameters, options);
+  const bool has_saved = !options.lora->modules_to_save.empty();
+  if (!options.random_init) {
+    // A base that is there already has been checked, and has all that an adapter alone leaves as it is.
+    if (!shares_base || has_saved) nn::load_parameters(parameters, options.model);
+  } else if (has_saved) {
+    nn::Parameters all(runtime, parameters.config());
+    all.init_random(options.seed);
+    std::vector<float> values;
+    for (const nn::NamedParameter& p : parameters.named()) {
+      if (nn::is_lora(p.block)) continue;
+      values.resize(static_cast<std::size_t>(p.num_elements()));
+      runtime->copy_to_host(values.data(), all.at(p.name).value.data(), values.size() * sizeof(float));
+      parameters.write_held(p.offset, values);
+    }
+  }
+  nn::init_adapter(parameters, options.seed);
+}
+
+/// Loads what lies outside of layers, which are those of version 0 then.
+void load_outside(ops::OpContext& context, nn::LayeredWeights& layered, const PolicyOptions& options) {
+  std::vector<nn::ElementRange> ranges;
+  for (const nn::GradSection& section : layered.outside()) ranges.push_back(section.range);
+  std::ranges::sort(ranges, {}, &nn::ElementRange::begin);
+  const nn::Weights& weights = *layered.weights();
+  nn::Parameters outside(context.runtime, weights.config, weights.table, nn::ElementRanges(ranges));
+  fill_model(outside, options);
+  for (std::size_t i = 0; i < layered.outside().size(); ++i)
+    ops::cast(context, layered.outside_values(i), outside.values_in(layered.outside()[i].range));
+  layered.renew(PolicyVersion{0});
+}
+
 DType adapter_dtype(const PolicyOptions& options) noexcept { return options.adapter_dtype.value_or(options.compute); }
 
 }  // namespace
@@ -109,7 +157,7 @@ Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, PolicyOptions options)
 
 Policy::Policy(const BaseModel& base, PolicyOptions options)
     : Policy(base.runtime, base.session, base.weights, base.tower, std::move(options)) {
-  PRL_CHECK(options_.lora.has_value(), "policies share what they do not train");
+  PRL_CHECK(options_.lora.has_value() && !options_.gathers_layers, "policies share what they do not train, whole");
 }
 
 Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, std::shared_ptr<ops::OpSession> session, nn::WeightsPtr base,
@@ -128,16 +176,16 @@ Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, std::shared_ptr<ops::OpSe
       }()),
       base_(std::move(base)),
       shares_base_(base_ != nullptr) {
-  if (options_.lora && adapter_dtype(options_) != options_.compute && !has_masters_at_hand())
+  if (options_.lora && adapter_dtype(options_) != options_.compute && !are_at_hand(parameters_, options_))
     fail(ErrorCode::kNotImplemented, "model.lora.dtype: adapters in float32 beside a bfloat16 model whose masters lie elsewhere");
   if (options_.takes_images && tower == nullptr) tower = load_tower(context(), options_, config());
   images_ = std::make_unique<RowImages>(context(), std::move(tower));
   if (options_.mtp) {
-    if (options_.lora || options_.gathers_layers || !has_masters_at_hand() || options_.share.num_ranks > 1)
+    if (options_.lora || options_.gathers_layers || !are_at_hand(parameters_, options_) || options_.share.num_ranks > 1)
       fail(ErrorCode::kNotImplemented, "model.mtp: a head is trained beside a policy whose masters are whole on one device");
     head_ = std::make_unique<MtpTraining>(context(), config(), *options_.mtp, options_.seed);
   }
-  if (options_.lora && base_ == nullptr) base_ = with_checksum(context(), initial_weights());
+  if (options_.lora && base_ == nullptr && !options_.gathers_layers) base_ = with_checksum(context(), initial_weights());
   if (options_.freezes_routers) {
     if (config().num_experts == 0) log::warning("model.freeze_moe_router has no effect: a {} model has no routers", config().model_type);
     parameters_.freeze(nn::Block::kRouter);
@@ -158,7 +206,7 @@ Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, std::shared_ptr<ops::OpSe
   model_ = std::make_unique<nn::TrainableModel>(context(), parameters_, options_.checkpointing, options_.offload);
   model_->keep_logits(options_.num_kept_logits);
   probe_model_ = std::make_unique<nn::InferenceModel>(context());
-  PRL_CHECK(!options_.gathers_layers || !options_.lora, "layers of a base that is not trained are not brought");
+  PRL_CHECK(!options_.gathers_layers || !options_.lora || options_.lora->modules_to_save.empty(), "layers of a base with trained modules");
   if (divides_experts)
     share_experts({options_.share.rank, options_.share.num_ranks});
   else if (options_.gathers_layers)
@@ -207,45 +255,36 @@ nn::WeightsPtr Policy::initial_weights() {
   return with_others(std::move(weights), images_->tower(), head_.get());
 }
 
-void Policy::fill_initial(nn::Parameters& parameters) const {
-  // A base that is there already has been checked, and has all that an adapter alone leaves as it is.
-  const bool has_read = shares_base_ && options_.lora->modules_to_save.empty();
-  if (!options_.random_init) {
-    if (!has_read) nn::load_parameters(parameters, options_.model);
-  } else if (!options_.lora) {
-    parameters.init_random(options_.seed);
-  } else if (!options_.lora->modules_to_save.empty()) {
-    nn::Parameters all(runtime_, config());
-    all.init_random(options_.seed);
-    std::vector<float> values;
-    for (const nn::NamedParameter& p : parameters.named()) {
-      if (nn::is_lora(p.block)) continue;
-      values.resize(static_cast<std::size_t>(p.num_elements()));
-      runtime_->copy_to_host(values.data(), all.at(p.name).value.data(), values.size() * sizeof(float));
-      parameters.write_held(p.offset, values);
-    }
-  }
-  if (options_.lora) nn::init_adapter(parameters, options_.seed);
+void Policy::write_layer(nn::ElementRange of_model, const Tensor& to) {
+  if (!options_.lora) return round(of_model, to);
+  if (of_model.count() == 0) return;
+  nn::Parameters part(runtime_, config(), layered_->weights()->table, nn::ElementRanges({of_model}));
+  fill_model(part, options_);
+  ops::cast(context(), to, part.values_in(of_model));
+}
+
+void Policy::know_base(const std::function<bool(bool)>& any) {
+  // Where one does not know it, as one that has joined later, all bring the layers of which it is formed.
+  if (!options_.lora || !any(base_->base_checksum == nullptr)) return;
+  base_ = with_checksum(context(), layered_->weights());
+  auto known = std::make_shared<nn::Weights>(*weights_);
+  known->base_checksum = base_->base_checksum;
+  weights_ = std::move(known);
 }
 
 void Policy::load_initial() {
   late_.reset();
-  fill_initial(parameters_);
+  fill_initial(parameters_, options_, runtime_, shares_base_);
   gathered_ = {};
-  if (layered_ == nullptr && has_masters_at_hand()) return refresh(PolicyVersion{0});
-  if (layered_ != nullptr) {  // what lies outside of layers
-    std::vector<nn::ElementRange> ranges;
-    for (const nn::GradSection& section : layered_->outside()) ranges.push_back(section.range);
-    std::ranges::sort(ranges, {}, &nn::ElementRange::begin);
-    nn::Parameters outside(runtime_, config(), parameters_.table(), nn::ElementRanges(ranges));
-    fill_initial(outside);
-    for (std::size_t i = 0; i < layered_->outside().size(); ++i)
-      ops::cast(context(), layered_->outside_values(i), outside.values_in(layered_->outside()[i].range));
-    layered_->renew(PolicyVersion{0});
-    weights_ = layered_->weights();
-  } else if (options_.lora) {
+  if (layered_ != nullptr && (!options_.lora || base_ == nullptr)) {
+    load_outside(context(), *layered_, options_);
+    (options_.lora ? base_ : weights_) = layered_->weights();
+  }
+  if (layered_ != nullptr && !options_.lora) return;
+  if (are_at_hand(parameters_, options_)) return refresh(PolicyVersion{0});
+  if (options_.lora) {
     nn::Parameters all(runtime_, config(), parameters_.table());
-    fill_initial(all);
+    fill_initial(all, options_, runtime_, shares_base_);
     weights_ =
         with_tower(nn::adapt_weights(context(), all, *options_.lora, adapter_dtype(options_), base_, PolicyVersion{0}), images_->tower());
   } else {
@@ -280,7 +319,7 @@ void Policy::save_for_engines(const std::filesystem::path& folder, const nn::Com
 }
 
 Tensor Policy::room_for_weights() {
-  if (has_masters_at_hand() && (!ops::shares_weights(context()) || options_.lora)) return {};
+  if (are_at_hand(parameters_, options_) && (!ops::shares_weights(context()) || options_.lora)) return {};
   return Tensor::empty(runtime_, {parameters_.table()->num_master_elements()}, options_.compute);
 }
 
@@ -303,12 +342,12 @@ Tensor Policy::flat_values() {
     PRL_CHECK(gathered_.defined(), "values that were not gathered");
     return gathered_;
   }
-  if (has_masters_at_hand() && !weights()->flat.defined()) return nn::flat_values(context(), parameters_, options_.compute);
+  if (are_at_hand(parameters_, options_) && !weights()->flat.defined()) return nn::flat_values(context(), parameters_, options_.compute);
   return nn::flat_values(weights());
 }
 
 void Policy::refresh(PolicyVersion version, nn::LateValues rounded) {
-  if (layered_ != nullptr) {
+  if (layered_ != nullptr && !options_.lora) {
     gathered_ = {};
     return layered_->renew(version);
   }
@@ -319,7 +358,7 @@ void Policy::refresh(PolicyVersion version, nn::LateValues rounded) {
     weights_ = late->weights();
   } else if (options_.lora) {
     weights_ = with_tower(nn::adapt_weights(context(), parameters_, *options_.lora, adapter_dtype(options_), base_, version,
-                                            has_masters_at_hand() ? Tensor() : rounded.values),
+                                            are_at_hand(parameters_, options_) ? Tensor() : rounded.values),
                           images_->tower());
   } else {
     weights_ = with_others(nn::make_weights(context(), parameters_, options_.compute, version, true, weights_, rounded.values),

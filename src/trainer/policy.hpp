@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -48,7 +49,7 @@ struct PolicyOptions {
   std::optional<nn::AdapterConfig> lora{};    ///< train this adapter (and its modules_to_save) instead of all weights
   std::optional<DType> adapter_dtype{};       ///< that the adapter computes in: kF32, or `compute`, as without it
   MasterShare share{};                        ///< so that masters are never whole; a GradientStep with other ranks changes it
-  bool gathers_layers = false;                ///< nn::LayeredWeights: a GradientStep brings layers from the ranks; not with lora
+  bool gathers_layers = false;  ///< nn::LayeredWeights: a GradientStep brings layers from the ranks; with lora those of the base
   nn::EightBits eight_bits = nn::EightBits::kNone;
   bool attends_to_latents = false;           ///< nn::ConfigOverrides'
   bool freezes_routers = false;              ///< routers of experts are not trained, as they never are with lora
@@ -101,6 +102,12 @@ class Policy {
   Tensor room_for_weights();
   /// Writes masters that are held, in the compute dtype, to `to` [count].
   void round(nn::ElementRange masters, const Tensor& to);
+  /// Where layers are brought, writes this rank's values of a part of one, in the compute dtype, to `to` [count]: of masters that are held,
+  /// or with `lora` of the base as it is on disk.
+  void write_layer(nn::ElementRange of_model, const Tensor& to);
+  /// With `lora`, all who bring layers call it once they do: the base knows its checksum from then on. `any` is whether one of them says
+  /// so.
+  void know_base(const std::function<bool(bool says)>& any);
   /// Where layers are brought when they are computed with; nullptr: all weights are here. All who share them then make the same calls of
   /// forward(), backward(), evaluate() and manifest(), with pass() in place of the first two on a rank without a row.
   nn::LayeredWeights* layered() noexcept { return layered_.get(); }
@@ -110,8 +117,8 @@ class Policy {
   /// Of weights whose experts are divided, of which this rank has another share from now on: experts are zero until they are set, what lies
   /// outside of layers stays.
   void share_experts(nn::ExpertShare share);
-  /// Where layers are brought: all who share them call it, and those that ask have the values for save_for_engines() and flat_values()
-  /// until the weights change.
+  /// Where layers are brought, and not with `lora`: all who share them call it, and those that ask have the values for save_for_engines()
+  /// and flat_values() until the weights change.
   void gather_values(bool asks);
   /// Restores the initial masters and weights, version 0: read from the model folder or initialised again.
   void load_initial();
@@ -139,14 +146,10 @@ class Policy {
   weights::WeightManifest manifest();
 
  private:
-  /// All masters are held, and on the device, so that weights may be packed from them.
-  bool has_masters_at_hand() const noexcept { return parameters_.holds_all() && options_.masters_host == nullptr; }
   /// `base` may be null: it is loaded if it is needed.
   Policy(std::shared_ptr<DeviceRuntime> runtime, std::shared_ptr<ops::OpSession> session, nn::WeightsPtr base, nn::VisionTowerPtr tower,
          PolicyOptions options);
   nn::WeightsPtr initial_weights();
-  /// The held part of the masters at first.
-  void fill_initial(nn::Parameters& parameters) const;
 
   PolicyOptions options_;
   std::shared_ptr<DeviceRuntime> runtime_;

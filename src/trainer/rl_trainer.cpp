@@ -119,7 +119,7 @@ class RlTraining final : public Training {
     Policy& policy = trainer_.policy();
     weights::Publication publication;
     publication.others = senders_;
-    if (any_publishes && brings_layers() && !sends_own_) policy.gather_values(publishes);
+    if (any_publishes && brings_values() && !sends_own_) policy.gather_values(publishes);
     if (any_proves) publication.manifest = policy.manifest();
     if (keeps_record()) record(publication.manifest.checksum);
     if (!publishes) return false;
@@ -146,6 +146,8 @@ class RlTraining final : public Training {
  private:
   /// All ranks have a part in the weights that one of them publishes.
   bool brings_layers() { return trainer_.policy().layered() != nullptr; }
+  /// Of the values that are published, not of a base alone.
+  bool brings_values() { return brings_layers() && !trainer_.policy().options().lora; }
   comm::Communicator& ranks() { return gradient_step().ranks(); }
   /// Takes the samples and publishes for all ranks.
   bool is_first() { return ranks().rank() == 0; }
@@ -171,8 +173,8 @@ class RlTraining final : public Training {
     part_.clear();
     sends_own_ = false;
     const int num_senders = std::min(options_.num_senders, ranks().size());
-    if (num_senders <= 1 || (brings_layers() && (num_senders < ranks().size() || options_.step.num_replicas > 1))) return;
-    sends_own_ = brings_layers();
+    if (num_senders <= 1 || (brings_values() && (num_senders < ranks().size() || options_.step.num_replicas > 1))) return;
+    sends_own_ = brings_values();
     Policy& policy = trainer_.policy();
     const int rank = ranks().rank();
     if (sends_own_)

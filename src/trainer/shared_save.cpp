@@ -73,20 +73,10 @@ nn::WeightFileOptions SharedSave::file_options() const {
 }
 
 std::vector<nn::WeightSource> SharedSave::copy_layers(nn::LayeredWeights& layered) const {
-  std::vector<nn::WeightSource> sources = nn::flat_sources(*table_, {});  // who writes what follows from their shapes
-  std::vector<nn::WeightSource> all = sources;
+  std::vector<nn::WeightSource> all = nn::flat_sources(*weights_->table, {});  // who writes what follows from their shapes
   for (nn::WeightSource& other : nn::other_sources(weights_->config)) all.push_back(std::move(other));
-  const std::vector<bool> is_mine = nn::sources_of_writer(all, file_options());
-  layered.for_each_section([&](const nn::GradSection& section, const Tensor& values) {
-    Tensor copy;
-    for (std::size_t i = 0; i < sources.size(); ++i) {
-      const nn::TensorSpec& spec = table_->tensors()[i];
-      if (!is_mine[i] || !section.range.contains(spec.range())) continue;
-      if (!copy.defined()) copy = host_copy(values);
-      sources[i] = nn::stored_source(spec, nn::flat_reader(copy, spec.offset - section.range.begin));
-    }
-  });
-  return sources;
+  std::vector<nn::WeightSource> sources = nn::copied_sources(layered, nn::sources_of_writer(all, file_options()));
+  return weights_->adapter != nullptr ? nn::merged_sources(weights_, std::move(sources)) : sources;
 }
 
 SharedSave::~SharedSave() {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -26,11 +27,12 @@ namespace prl::trainer::testing_support {
 
 inline std::unique_ptr<Policy> make_policy(const std::filesystem::path& folder, DType compute, bool offloads_masters = false,
                                            bool gathers_layers = false, const nn::ActivationCheckpointing& checkpointing = {},
-                                           bool divides_experts = false) {
+                                           bool divides_experts = false, const std::optional<nn::AdapterConfig>& lora = {}) {
   PolicyOptions options;
   options.gathers_layers = gathers_layers || divides_experts;
   options.share.divides_experts = divides_experts;
   options.checkpointing = checkpointing;
+  options.lora = lora;
   if (offloads_masters) options.masters_host = make_host_link(make_cpu_runtime(), true);
   options.model = folder;
   options.compute = compute;
@@ -49,6 +51,7 @@ struct TrainingCase {
   bool gathers_layers = false;
   bool divides_experts = false;  ///< among ranks, if there are several
   nn::ActivationCheckpointing checkpointing = {};
+  std::optional<nn::AdapterConfig> lora = {};
 };
 
 using Weights = std::vector<std::vector<float>>;
@@ -81,8 +84,8 @@ inline void expect_equal(const Trace& a, const Trace& b, const std::string& what
 }
 
 inline Trace train(const TrainingCase& run, const std::filesystem::path& model, comm::Mesh* mesh) {
-  const auto policy =
-      make_policy(model, run.compute, run.offloads_masters, run.gathers_layers, run.checkpointing, run.divides_experts && mesh != nullptr);
+  const auto policy = make_policy(model, run.compute, run.offloads_masters, run.gathers_layers && (mesh != nullptr || !run.lora),
+                                  run.checkpointing, run.divides_experts && mesh != nullptr, run.lora);
   GradientStepOptions options;
   options.optim = run.optim;
   options.mesh = mesh;

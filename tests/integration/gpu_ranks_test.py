@@ -66,6 +66,12 @@ def test_layers_gathered_over_nccl_give_the_weights_of_one_gpu():
                 out = folder / f"{ranks}-{dtype}"
                 prl(*sft_arguments(folder, out.name, "--compute.dtype", dtype, "--model.reshard-after-forward", "--deployment.num-gpus", ranks))
                 check(weights(out) == weights(folder / f"one-{dtype}"), f"layers gathered by {ranks} ranks in {dtype}: other weights than one")
+        lora = ["--model.lora.rank", 8, "--ckpt.weights.save-adapter-separately"]
+        prl(*sft_arguments(folder, "one-adapter", *lora))
+        for ranks in counts:
+            out = folder / f"{ranks}-adapter"
+            prl(*sft_arguments(folder, out.name, *lora, "--model.reshard-after-forward", "--deployment.num-gpus", ranks))
+            check(weights(out) == weights(folder / "one-adapter"), f"an adapter of layers gathered by {ranks} ranks: other weights than one")
 
 
 EXPERTS = ("--family", "qwen3_moe", "--num-experts", 16, "--num-experts-per-tok", 4, "--moe-intermediate-size", 64)

@@ -184,7 +184,7 @@ def test_a_rank_that_takes_over_sends_the_adapter():
         with harness.running("rl", "@", config, "--output-dir", out, *LORA, *SAVE, *lr, "--deployment.type", "single_node",
                              "--deployment.num-train-gpus", 2, "--trainer.healing", "--inference.server.port", ports[0],
                              "--orchestrator.student.model.lora.name", "alpha", "--weight-broadcast.type", "nccl",
-                             "--weight-broadcast.port", ports[1], log=log) as process:
+                             "--weight-broadcast.port", ports[1], "--trainer.model.reshard-after-forward", log=log) as process:
             harness.wait_until(lambda: (out / "broadcasts/step_3/STABLE").exists() or process.poll() is not None, 60, "version 3")
             check(process.poll() is None, f"the run ended early: {log.read_text()[-3000:]}")
             os.kill(harness.role_pids(log)["trainer"], signal.SIGKILL)
@@ -267,11 +267,15 @@ def test_sft_trains_an_adapter_and_convert_merges_it():
     with harness.workspace("lora-sft") as folder:
         base = harness.tiny_model(folder / "base")
         data, out = harness.sft_data(folder / "data.jsonl", 64), folder / "sft"
-        prl("sft", "--model.name", base, "--data.name", data, "--data.seq-len", 128, "--data.batch-size", 8, "--max-steps", 12,
-            "--model.lora.rank", 8, "--optim.lr", "3e-2", "--ckpt", "--ckpt.weights.save-adapter-separately", "--compute.dtype", "float32",
-            "--output-dir", out)
+        arguments = ["sft", "--model.name", base, "--data.name", data, "--data.seq-len", 128, "--data.batch-size", 8, "--max-steps", 12,
+                     "--model.lora.rank", 8, "--optim.lr", "3e-2", "--ckpt", "--ckpt.weights.save-adapter-separately", "--compute.dtype", "float32"]
+        prl(*arguments, "--output-dir", out)
         losses = [row["loss/mean"] for _, row in sorted(harness.metrics(out).items())]
         check(losses[-1] < losses[0] - 0.3, f"the loss went from {losses[0]} to {losses[-1]}")
+        # Ranks that divide the layers of the base train and merge the same.
+        prl(*arguments, "--output-dir", folder / "ranks", "--deployment.num-gpus", 3, "--model.reshard-after-forward")
+        for part in ("weights/step_12", "weights/step_12/lora_adapters"):
+            check(harness.tensor_digest(folder / "ranks" / part) == harness.tensor_digest(out / part), f"{part} is not that of one rank")
         merged = folder / "merged"
         prl("convert", base, "--adapter", out / "weights/step_12/lora_adapters", "--output-dir", merged, "--dtype", "float32")
         check(tensors(merged / "model.safetensors") == tensors(out / "weights/step_12/model.safetensors"), "other tensors than the trainer's")
