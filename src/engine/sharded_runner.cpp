@@ -21,9 +21,10 @@ const nn::WeightsPtr& part_of(const nn::WeightsPtr& weights, std::size_t rank) {
 
 std::size_t ShardedRunner::gathered_bytes(const EngineOptions& options, const nn::ModelConfig& config, DType compute) {
   constexpr std::int64_t kProbeTokens = 32;
-  // Recorded steps are filled up.
-  const auto num_rows = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(options.max_num_seqs)));
-  const std::int64_t tokens = std::max({options.max_num_batched_tokens, num_rows, kProbeTokens});
+  // Recorded steps are filled up: those of a token for each sequence, and with drafts those of several.
+  const auto filled = [](std::int64_t rows) { return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(rows))); };
+  std::int64_t tokens = std::max({options.max_num_batched_tokens, filled(options.max_num_seqs), kProbeTokens});
+  if (options.drafts.num_tokens > 0) tokens = std::max(tokens, filled(std::min(options.max_num_batched_tokens, nn::kMaxRecordedRows)));
   const std::int64_t of_heads = config.num_heads * (config.latent ? config.latent->value_dim : config.head_dim);
   const std::int64_t width = std::max({of_heads, config.linear.value_width(), config.hidden_size, config.intermediate_size,
                                        config.num_active_experts * config.expert_size, config.shared_expert_size});

@@ -23,9 +23,6 @@ std::int64_t rows_with_guesses(std::int64_t rows) {
   const std::int64_t power = std::max<std::int64_t>(8, static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(rows))));
   return power >= 128 && rows <= power / 4 * 3 ? power / 4 * 3 : power;
 }
-/// Beyond this many rows launches take less time than kernels.
-constexpr std::int64_t kMaxRows = 2048;
-
 std::int64_t rows_of(const PagedBatch& batch) {
   const auto rows = static_cast<std::int64_t>(batch.ids_T.size());
   return batch.context_len.size() == batch.ids_T.size() ? rows_for(rows) : rows_with_guesses(rows);
@@ -81,7 +78,8 @@ bool DecodeRecorder::takes_next_tokens(const Weights& weights, const KvCache& ca
 
 bool DecodeRecorder::takes(const Weights& weights, const KvCache& cache, const PagedBatch& batch, std::span<const AdapterRows> adapters) {
   const auto rows = static_cast<std::int64_t>(batch.ids_T.size());
-  if (rows > kMaxRows || batch.query_start.back() != static_cast<std::int32_t>(rows) || !ops::can_decode_by_index(ctx_)) return false;
+  if (rows > kMaxRecordedRows || batch.query_start.back() != static_cast<std::int32_t>(rows) || !ops::can_decode_by_index(ctx_))
+    return false;
   if (batch.context_len.size() != batch.ids_T.size() && !takes_next_tokens(weights, cache, batch)) return false;
   if (weights.config.num_experts == 0) return true;
   return std::ranges::none_of(adapters, [](const AdapterRows& of) { return of.adapter->adapts_experts(); }) &&

@@ -64,6 +64,10 @@ struct PagedBatch {
   std::span<const std::int32_t> write_hidden_T = {};  ///< where each token's hidden state goes, -1: nowhere; no slot twice
 };
 
+/// Most rows of a step that is recorded, a power of two: beyond it launches take less time than kernels. Steps are filled up for it, to
+/// the next power of two at most.
+inline constexpr std::int64_t kMaxRecordedRows = 2048;
+
 /// The layers of a KvCache.
 struct CacheLayers {
   std::vector<ops::KvLayer> kv;         ///< of softmax attention; without memory for the other layers

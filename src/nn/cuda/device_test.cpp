@@ -78,8 +78,10 @@ TEST_P(CudaDecoderTest, TrainsLikeTheCpu) {
   // In bf16 some tokens have other experts on the other side: those whose scores lie close to each other, and many behind linear attention,
   // where roundings add up over a row.
   const bool has_others = config_.num_experts > 0;
-  const double least_cosine = is_f32 ? 0.99999 : has_others ? 0.85 : 0.995;
-  EXPECT_LT(error, is_f32 ? 1e-5 : has_others ? 0.06 : 0.03);
+  // Inputs that are rounded to 8 bits, 16 times as coarse as bf16: where the two sides differ in a rounding, some fall on the next number.
+  const bool has_codes = config_.eight_bits == EightBits::kProducts;
+  const double least_cosine = is_f32 ? 0.99999 : has_others ? (has_codes ? 0.65 : 0.85) : has_codes ? 0.975 : 0.995;
+  EXPECT_LT(error, (is_f32 ? 1e-5 : has_others ? 0.06 : 0.03) * (has_codes ? 4 : 1));
   EXPECT_LT(worst, is_f32 ? 2e-4 : has_others ? 2.0 : 0.5);
   for (std::size_t p = 0; p < cpu.parameters->named().size(); ++p) {
     const std::vector<float> a = cpu.grad(p), b = gpu.grad(p);
@@ -95,7 +97,7 @@ TEST_P(CudaDecoderTest, TrainsLikeTheCpu) {
     }
     // bf16: each side rounds on its own way; a k bias has a gradient of noise alone, and few numbers show what more would level out.
     const bool is_noise = cpu.parameters->named()[p].name.ends_with("k_proj.bias") || a.size() < 16;
-    EXPECT_GT(dot / std::sqrt(aa * bb), !is_f32 && is_noise ? 0.8 : least_cosine) << cpu.parameters->named()[p].name;
+    EXPECT_GT(dot / std::sqrt(aa * bb), !is_f32 && is_noise ? (has_codes ? 0.5 : 0.8) : least_cosine) << cpu.parameters->named()[p].name;
     EXPECT_NEAR(std::sqrt(bb / aa), 1.0,
                 is_f32       ? 1e-4
                 : is_noise   ? (has_others ? 0.6 : 0.3)
