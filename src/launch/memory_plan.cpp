@@ -335,6 +335,7 @@ std::size_t exchange_bytes(const config::InferenceConfig& inference, const nn::M
   engine::EngineOptions options;
   options.max_num_seqs = inference.max_num_seqs;
   options.max_num_batched_tokens = inference.max_num_batched_tokens;
+  options.drafts.num_tokens = inference.speculative.num_tokens;
   return 2 * engine::ShardedRunner::gathered_bytes(options, model, compute);
 }
 
