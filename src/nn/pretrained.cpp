@@ -5,6 +5,7 @@
 #include <cstring>
 #include <set>
 #include <span>
+#include <unordered_map>
 
 #include "base/error.hpp"
 #include "base/files.hpp"
@@ -66,11 +67,12 @@ void load_parameters(Parameters& parameters, const fs::path& folder) {
   const std::vector<StoredTensor> all_found =
       config.is_mtp_head ? match_head_weights(files, config, *of_model) : match_stored_weights(files, config, *of_model);
   // Of parameters that are a part of a model, an adapter's among them, those that the folder has.
+  std::unordered_map<std::string_view, std::size_t> index;
+  for (std::size_t i = 0; i < all_found.size(); ++i) index.emplace(of_model->tensors()[i].name, i);
   std::vector<StoredTensor> found;
   for (const TensorSpec& spec : parameters.table()->tensors()) {
-    const auto of = std::ranges::find(of_model->tensors(), spec.name, &TensorSpec::name);
-    found.push_back(of == of_model->tensors().end() ? StoredTensor()
-                                                    : all_found[static_cast<std::size_t>(of - of_model->tensors().begin())]);
+    const auto of = index.find(spec.name);
+    found.push_back(of == index.end() ? StoredTensor() : all_found[of->second]);
   }
 
   struct Piece {
