@@ -197,6 +197,30 @@ std::string await_verdict(const CommOptions& options, const WordKey& word_key, c
   }
 }
 
+/// A byte to and from each of the others; TransportError if one does not come. Where another program came first to the port of a rank, and
+/// its server to the same port then, the rank and its peer both have a connection, and neither carries anything.
+void greet(Transport& transport, int rank, int size, std::chrono::milliseconds timeout) {
+  const auto deadline = Clock::now() + timeout;
+  const std::uint64_t tag = tag_of("greeting", 0, 1);
+  const char sent = 1;
+  std::vector<char> heard(static_cast<std::size_t>(size));
+  std::vector<std::pair<int, std::unique_ptr<Transport::Pending>>> pending;
+  int peer = 0;
+  try {
+    for (peer = 0; peer < size; ++peer) {
+      if (peer == rank) continue;
+      pending.emplace_back(peer, transport.start_recv(peer, tag, &heard[static_cast<std::size_t>(peer)], 1));
+      pending.emplace_back(peer, transport.start_send(peer, tag, &sent, 1));
+    }
+    for (auto& [of, message] : pending) {
+      peer = of;
+      message->wait(deadline);
+    }
+  } catch (const TransportError& error) {
+    throw TransportError(error.is_silent(), fmt::format("the connection to rank {} carries nothing: {}", peer, error.what()));
+  }
+}
+
 class PeerCommunicator final : public Communicator {
  public:
   PeerCommunicator(std::string_view backend, TransportFactory factory, CommOptions options)
@@ -326,8 +350,11 @@ class PeerCommunicator final : public Communicator {
       std::string reason = "another rank could not connect";
       try {
         transport_ = factory_(limited);
+        greet(*transport_, rank(), size(), limited.timeout);
       } catch (const TransportError& error) {
         reason = error.what();
+        if (transport_ != nullptr) transport_->close();
+        transport_.reset();
       }
       if (agree(attempt, std::max(deadline, Clock::now() + kVerdict), reason)) return;
     }
