@@ -265,13 +265,10 @@ std::vector<WeightSource> merged_sources(const WeightsPtr& weights) {
   std::vector<WeightSource> sources;
   for (const TensorSpec& spec : weights->table->tensors()) {
     const std::size_t block = weights->table->find(spec.block, spec.layer, spec.expert);
-    sources.push_back(stored_source(spec, [weights, spec, block](std::int64_t first, std::span<float> out) {
-      read_base(*weights, spec, block, first, out);
-      const FoundPart found = part_of(*weights, spec);
-      if (found.part != nullptr) add_product(found, first / spec.shape[1], spec.shape[1], out);
-    }));
+    sources.push_back(stored_source(
+        spec, [weights, spec, block](std::int64_t first, std::span<float> out) { read_base(*weights, spec, block, first, out); }));
   }
-  return sources;
+  return merged_sources(weights, std::move(sources));
 }
 
 void save_merged(const WeightsPtr& weights, const fs::path& folder, DType dtype, const Companions& companions,
